@@ -1,0 +1,11 @@
+"""What the console remembers. The node knows facts; these rows are intent and history."""
+
+from __future__ import annotations
+
+from dashboard.models.accounts import AuditEntry, SignInToken
+from dashboard.models.benchmarks import BenchmarkLevel, BenchmarkRun
+from dashboard.models.jobs import Job, JobEvent, JobLock, JobStep, LockFence
+from dashboard.models.nodes import Channel, Node, Service
+
+__all__ = ["AuditEntry", "BenchmarkLevel", "BenchmarkRun", "Channel", "Job", "JobEvent", "JobLock", "JobStep", "LockFence", "Node",
+           "Service", "SignInToken"]

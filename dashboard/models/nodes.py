@@ -1,0 +1,56 @@
+"""Nodes, their services, and the channels that wheels come from."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class Node(models.Model):
+    """One GPU server, as its agent last announced it."""
+
+    name = models.CharField(max_length=63, unique=True)
+    practice = models.BooleanField(default=False)
+    facts = models.JSONField(default=dict)  # driver, cuda, gpus [{index, name, total_bytes}], kernel, roundhouse, problem
+    telemetry = models.JSONField(default=dict)  # last telemetry: see ops/agent/telemetry.py
+    announced_at = models.DateTimeField(null=True)
+    seen_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Service(models.Model):
+    """One vLLM server on a node. `record` is ops.records.ServiceRecord as JSON; `packages` what its release holds."""
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="services")
+    name = models.CharField(max_length=63)
+    record = models.JSONField()
+    state = models.CharField(max_length=20, default="unknown")  # healthy, starting, stopped, failed, unknown
+    status = models.JSONField(default=dict)  # pid, since, release, detail: ops/services ServiceStatus.as_dict()
+    packages = models.JSONField(default=dict)  # versions of interest, coupling findings, patched files: ops/agent/telemetry.py
+    practice = models.BooleanField(default=False)
+    changed_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["node__name", "name"]
+        constraints = [models.UniqueConstraint(fields=["node", "name"], name="one_service_name_per_node")]
+
+    def __str__(self) -> str:
+        return f"{self.node.name}/{self.name}"
+
+
+class Channel(models.Model):
+    """Where wheels come from; set by an admin only. `record` is ops.records.Channel as JSON."""
+
+    name = models.CharField(max_length=63, unique=True)
+    record = models.JSONField()
+    practice = models.BooleanField(default=False)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,1 @@
+"""The agent: the Celery worker of a node, and its companion process."""

@@ -1,0 +1,112 @@
+"""Where a node keeps its state, and what its owner allows: folders, `node.toml`.
+
+The console's state folder is `var/` beside the code, or `ROUNDHOUSE_STATE`. The node's part is `<state>/node`, or
+`ROUNDHOUSE_NODE_STATE`. Both are made with mode 0700.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ops.jobs.errors import BadInput, Refused
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def state_folder() -> Path:
+    """The console's state folder, absolute; not made here."""
+    return Path(os.environ.get("ROUNDHOUSE_STATE") or REPOSITORY / "var").resolve()
+
+
+@dataclass(frozen=True, slots=True)
+class NodePaths:
+    """Every place that the node's part of Roundhouse reads and writes."""
+
+    root: Path
+
+    @classmethod
+    def default(cls) -> NodePaths:
+        return cls(Path(os.environ.get("ROUNDHOUSE_NODE_STATE") or state_folder() / "node").resolve())
+
+    @property
+    def jobs(self) -> Path:
+        return self.root / "jobs"
+
+    @property
+    def locks(self) -> Path:
+        return self.root / "locks"
+
+    @property
+    def services(self) -> Path:
+        return self.root / "services"
+
+    @property
+    def announced(self) -> Path:
+        """`services.d`: service records as JSON, announced to the console by the agent."""
+        return self.root / "services.d"
+
+    @property
+    def runs(self) -> Path:
+        """Benchmark runs: per-request columns, one compressed file a level."""
+        return self.root / "runs"
+
+    @property
+    def node_toml(self) -> Path:
+        return self.root / "node.toml"
+
+    @property
+    def nudge_socket(self) -> Path:
+        """Datagram socket by which a runner tells the companion that its journal grew."""
+        return self.root / "nudge.sock"
+
+    def make(self) -> NodePaths:
+        """Makes all folders, mode 0700. Raises BadInput if that cannot be done."""
+        try:
+            for folder in (self.root, self.jobs, self.locks, self.services, self.announced, self.runs):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"The state folder `{self.root}` cannot be used", why=str(error), hint="Choose another with ROUNDHOUSE_STATE") from error
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """`node.toml`: the node's name and its own limits. Whatever an envelope asks for outside of them is refused."""
+
+    name: str
+    practice: bool = False
+    gpu_source: str = "nvml"  # "nvml" or "practice"
+    practice_root: str = ""  # the practice box's folder, with its simulated GPUs
+    service_roots: list[str] = field(default_factory=list)
+    model_roots: list[str] = field(default_factory=list)
+    wheelhouse_roots: list[str] = field(default_factory=list)
+    artifact_roots: list[str] = field(default_factory=list)
+    index_urls: list[str] = field(default_factory=list)
+    units: list[str] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, path: Path) -> NodeConfig:
+        """Raises BadInput if the file is missing, is not TOML, or has an unknown key."""
+        try:
+            raw: dict[str, Any] = tomllib.loads(path.read_text())
+        except FileNotFoundError as error:
+            raise BadInput(f"This node has no `{path}`", hint="`make demo` and `make up` write one; docs/guides/nodes.md describes it") from error
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise BadInput(f"`{path}` cannot be read", why=str(error)) from error
+        try:
+            return cls(**raw)
+        except TypeError as error:
+            raise BadInput(f"`{path}` has an unknown or missing key", why=str(error)) from error
+
+    def require_inside(self, path: str | Path, roots: list[str], what: str) -> Path:
+        """The resolved path, if it lies below one of `roots`; raises Refused otherwise. Follows links first."""
+        resolved = Path(path).resolve()
+        for root in roots:
+            if resolved == Path(root).resolve() or Path(root).resolve() in resolved.parents:
+                return resolved
+        raise Refused(f"This node does not allow the {what} `{path}`", why=f"Allowed: {', '.join(roots) or 'none'}",
+                      hint="The node's owner sets this in node.toml")

@@ -1,0 +1,1 @@
+"""Leftover files: which kinds there are, where they lie, and how they are deleted safely."""

@@ -1,0 +1,118 @@
+"""The contract between a node and the console: every event that a job can say, and its JSON form.
+
+An event is `{"job", "seq", "at", "type", "data"}`: job id (uuid4 text), sequence number within the job (1, 2, 3, ... without a
+gap), wall-clock time in seconds since the epoch (float), type (one of `EventType`), and data as described beside each type.
+Durations never come from `at`: they are measured with the monotonic clock and sent as data.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class JobState(StrEnum):
+    """States of a job (RELIABILITY: queued to lost are open, the rest is final)."""
+
+    QUEUED = "queued"
+    CLAIMED = "claimed"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    LOST = "lost"
+    SUCCEEDED = "succeeded"
+    PARTIAL = "partial"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+
+
+FINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.PARTIAL, JobState.FAILED, JobState.CANCELLED, JobState.INTERRUPTED})
+LOCKING_STATES = frozenset({JobState.CLAIMED, JobState.RUNNING, JobState.CANCELLING, JobState.LOST})
+
+
+class EventType(StrEnum):
+    """Every event type. The comment gives its data."""
+
+    # type, service, params, locks, fence, by, boot_id, pid, start_time (clock ticks since boot), steps: [{name, title, downtime}]
+    JOB_CLAIMED = "job.claimed"
+    # pid, start_time of the runner
+    JOB_STARTED = "job.started"
+    # by: who asked
+    JOB_CANCELLING = "job.cancelling"
+    # state, reason, reason_kind ("expected" | "bug" | ""), rollback ("none" | "done" | "failed"), error (OpsError.as_dict) or null,
+    # duration_s, downtime_s or null
+    JOB_FINISHED = "job.finished"
+
+    # step, title, index, deadline_s or null
+    STEP_STARTED = "step.started"
+    # step, done, total (either may be null), unit ("files", "bytes", "requests", ...), text, estimate (true: a guess, marked so)
+    STEP_PROGRESS = "step.progress"
+    # step, text (complete lines with their newline, at most 64 KB), dropped_bytes (0, or what was left out after this text)
+    STEP_LOG = "step.log"
+    # step, outcome ("done" | "skipped" | "failed" | "cancelled" | "interrupted"), duration_s, note (one line for the step list)
+    STEP_FINISHED = "step.finished"
+    # step, title: an undo begins; its end is step.undone with outcome ("done" | "failed"), duration_s, note
+    STEP_UNDOING = "step.undoing"
+    STEP_UNDONE = "step.undone"
+
+    # subject ("preflight" | "plan" | "verify" | ...), level ("ok" | "note" | "warning" | "stop"), title, why, fix
+    FINDING = "finding"
+    # the whole plan (ops/environments/plan.py), with "hash"
+    PLAN_MADE = "plan.made"
+    # service: no answer from here on; ended: seconds measured on the monotonic clock, release that answers now
+    DOWNTIME_STARTED = "downtime.started"
+    DOWNTIME_ENDED = "downtime.ended"
+    # phase (a word of services/warmup.py PHASES), title, state ("running" | "done"), took_s or null, detail, done, total
+    WARMUP_PHASE = "warmup.phase"
+    # total_s, phases [{phase, title, took_s}], cache ("hit" | "miss" | "unknown")
+    WARMUP_DONE = "warmup.done"
+    # name, title, outcome ("passed" | "failed"), summary, took_s, detail
+    SMOKE_RESULT = "smoke.result"
+    # run_id, preset, concurrencies, max_tokens, requests per level, model, endpoint, practice (bool), short (bool)
+    SWEEP_STARTED = "sweep.started"
+    # run_id, concurrency, requests, started_at
+    LEVEL_STARTED = "sweep.level_started"
+    # run_id, concurrency, second (int, since the level began), output_tok_s, in_flight, finished, errors, ttft_p50_ms or null,
+    # icl_p50_ms or null, e2e_mean_s or null (of finished requests so far), throughput_so_far_tok_s, power_w or null
+    LEVEL_SECOND = "sweep.level_second"
+    # run_id, metrics: ops/benchmark/metrics.py LevelMetrics.as_dict()
+    LEVEL_FINISHED = "sweep.level_finished"
+    # run_id, result: ops/benchmark/results.py SweepResult.as_dict()
+    SWEEP_FINISHED = "sweep.finished"
+    # what ops/services/diagnosis.py Diagnosis.as_dict() gives
+    DIAGNOSIS = "diagnosis"
+    # what ops/environments/integrity.py IntegrityReport.as_dict() gives
+    INTEGRITY = "integrity"
+    # artifacts [{path, size_bytes, kind, ...}], deleted, kept [{path, why}], freed_bytes
+    PURGE_RESULT = "purge.result"
+    # the four-part report (ops/report.py), as data and as "markdown"
+    REPORT = "report"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that a job said."""
+
+    job: str
+    seq: int
+    at: float
+    type: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """One line of JSON, without a newline."""
+        return json.dumps(
+            {"job": self.job, "seq": self.seq, "at": self.at, "type": self.type, "data": self.data},
+            separators=(",", ":"), ensure_ascii=False,
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Event:
+        """Raises ValueError on anything that is not an event."""
+        raw = json.loads(text)
+        try:
+            return cls(job=str(raw["job"]), seq=int(raw["seq"]), at=float(raw["at"]), type=str(raw["type"]), data=dict(raw["data"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not an event: {error!r}") from error
