@@ -132,7 +132,9 @@ def run(steps: Sequence[Step], context: Context, *, fault: Callable[[str, str], 
             if not failure:
                 context.check()
         except Cancelled as error:
-            failure, rollback = (step, error), _roll_back(begun, context)
+            failure = (step, error)
+            context.facts["failure"] = {"step": step.name, "title": step.title, "outcome": "cancelled", "what": "cancelled"}
+            rollback = context.facts["rollback"] = _roll_back(begun, context)
             if not step.always:
                 continue
         context.emit(EventType.STEP_STARTED, {"step": step.name, "title": step.title, "index": index, "deadline_s": step.deadline_s})
@@ -150,16 +152,19 @@ def run(steps: Sequence[Step], context: Context, *, fault: Callable[[str, str], 
             failure, outcome, note = failure or (step, error), "cancelled", "cancelled"
         except OpsError as error:
             failure, outcome, note = failure or (step, error), "failed", error.what
-        except Exception as error:  # a bug of ours: the traceback goes to the log, the job ends cleanly
+        except Exception as error:  # noqa: BLE001 a bug of ours: the traceback goes to the log, the job ends cleanly
             context.log(traceback.format_exc())
             failure, outcome, note = failure or (step, error), "failed", f"{type(error).__name__}: {error}"
         context.deadline = None
+        if outcome in ("done", "skipped"):
+            context.facts.setdefault("finished", []).append(step.name)
         fault(step.name, "after")
         context.save_facts(context.facts)
         context.emit(EventType.STEP_FINISHED, {"step": step.name, "outcome": outcome, "duration_s": time.monotonic() - began, "note": note})
         fault(step.name, "recorded")
         if failure and failure[0] is step and outcome in ("failed", "cancelled"):
-            rollback = _roll_back(begun, context)
+            context.facts["failure"] = {"step": step.name, "title": step.title, "outcome": outcome, "what": note}
+            rollback = context.facts["rollback"] = _roll_back(begun, context)
     if failure is None:
         partial = context.facts.get("partial")
         return Outcome(state=JobState.PARTIAL if partial else JobState.SUCCEEDED, reason=str(partial or ""))
@@ -184,7 +189,7 @@ def undo(begun: Sequence[Step], context: Context) -> str:
             note, outcome = step.undo(context) or "", "done"
         except OpsError as error:
             note, outcome = str(error), "failed"
-        except Exception as error:  # as in run(): told, and the rollback counts as failed
+        except Exception as error:  # noqa: BLE001 as in run(): told, and the rollback counts as failed
             context.log(traceback.format_exc())
             note, outcome = f"{type(error).__name__}: {error}", "failed"
         context.emit(EventType.STEP_UNDONE, {"step": step.name, "outcome": outcome, "duration_s": time.monotonic() - began, "note": note})

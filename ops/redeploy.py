@@ -1,0 +1,323 @@
+"""The story: what a redeploy does, step by step, in reading order.
+
+plan -> preflight -> build beside the live release -> verify -> keep patches -> stop -> GPUs free -> switch -> start -> warmup
+-> smoke tests -> sweep -> purge -> report. Nothing before *stop* touches the service. A failure from *stop* on is undone in
+reverse order: the new process stopped, `current` put back, the old release started and watched until it answers.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ops import report
+from ops.artifacts import purge as purging
+from ops.artifacts import scan
+from ops.benchmark import presets, sweep
+from ops.environments import fingerprint, guards, integrity, patches, plan, releases
+from ops.gpus.open_source import open_source
+from ops.jobs.errors import OpsError
+from ops.jobs.events import EventType
+from ops.jobs.pipeline import Context, Step
+from ops.records import Channel
+from ops.services import preflight, smoke, starting, stopping, warmup
+from ops.services.manager import manager_for
+
+
+def steps(context: Context) -> list[Step]:
+    """All steps of a redeploy. Options in params: `smoke`, `sweep`, `purge` (default true), `preset`, `rollback`."""
+    report.collect(context)
+    wanted = context.params
+    chosen = [
+        Step(name="plan", title="Plan", do=plan_again, deadline_s=600),
+        Step(name="preflight", title="Preflight", do=check_host, deadline_s=300),
+        Step(name="build", title="Build", do=build, undo=remove_unused_release, deadline_s=3600),
+        Step(name="verify", title="Verify", do=verify, deadline_s=1800),
+        Step(name="shelf", title="Keep patches", do=keep_patches, deadline_s=300),
+        *restart_steps(undo_stop=start_last_good, switch=True),
+    ]
+    if wanted.get("smoke", True):
+        chosen.append(Step(name="smoke", title="Smoke tests", do=smoke_tests, deadline_s=900))
+    if wanted.get("sweep", True):
+        chosen.append(Step(name="sweep", title="Sweep", do=run_sweep, deadline_s=6 * 3600))
+    if wanted.get("purge", True):
+        chosen.append(Step(name="purge", title="Purge", do=purge_chosen, deadline_s=900))
+    chosen.append(Step(name="report", title="Report", do=write_report, always=True, deadline_s=60))
+    return chosen
+
+
+def restart_steps(*, undo_stop: Any, switch: bool = False) -> list[Step]:
+    """From *stop* to the first healthy answer: what redeploy, restart and reset share."""
+    return [
+        Step(name="stop", title="Stop", do=stop, undo=undo_stop, downtime=True, deadline_s=900),
+        Step(name="gpus-free", title="GPUs free", do=gpus_free, downtime=True, deadline_s=300),
+        *([Step(name="switch", title="Switch", do=switch_release, undo=switch_back, downtime=True, deadline_s=60)] if switch else []),
+        Step(name="start", title="Start", do=start, undo=stop_failed_start, downtime=True, deadline_s=120),
+        Step(name="warmup", title="Warmup", do=watch_warmup, downtime=True, deadline_s=2 * 3600),
+    ]
+
+
+# ---- before the service is touched ----
+
+
+def make_plan(context: Context) -> str:
+    """The step of a plan job: what would happen, and whether it may."""
+    made = _plan(context)
+    told = made.as_dict() | {"estimate": _estimate(context)}
+    context.emit(EventType.PLAN_MADE, told)
+    for finding in told["findings"]:
+        context.finding("plan", finding["level"], finding["title"], why=finding.get("why", ""), fix=finding.get("fix", ""))
+    changed = sum(1 for p in told["packages"] if p["change"] != "same")
+    return f"{changed} of {len(told['packages'])} packages change"
+
+
+def plan_again(context: Context) -> str:
+    """Plans once more and holds it against the plan that was confirmed: the job builds that plan or fails."""
+    confirmed = context.snapshot.get("plan") or {}
+    made = _plan(context)
+    if confirmed and made.hash != confirmed["hash"]:
+        raise OpsError("The plan is not what was confirmed any more", why=_what_changed(confirmed, made.as_dict()),
+                       hint="Nothing was changed. Open the new plan and confirm it")
+    context.facts["previous"] = _name(releases.current(context.the_service))
+    told = made.as_dict() | {"estimate": confirmed.get("estimate") or _estimate(context)}
+    if confirmed:
+        told["artifacts"] = confirmed["artifacts"]  # what was looked at and confirmed, not what lies there now
+    context.facts["plan"] = told
+    context.emit(EventType.PLAN_MADE, told)
+    blocking = [f for f in told["findings"] if f["level"] == "stop"]
+    if blocking:
+        raise OpsError(blocking[0]["title"], why=blocking[0].get("why", ""), hint=blocking[0].get("fix", ""))
+    changed = sum(1 for p in told["packages"] if p["change"] != "same")
+    return f"{changed} packages change"
+
+
+def check_host(context: Context) -> str:
+    findings = preflight.host(context, context.the_service, context.facts.get("plan"))
+    context.facts["guards"] = [g.as_dict() for g in guards.check(context.the_service)]
+    return _counted(findings)
+
+
+def build(context: Context) -> str:
+    release = releases.build(context, context.the_service, _channel(context), plan.from_dict(context.facts["plan"]))
+    context.facts["release"] = release.name
+    return release.name
+
+
+def remove_unused_release(context: Context) -> str:
+    """Undo of *build*: a release that never passed its verification goes; one that did is kept for a look."""
+    record, name = context.the_service, context.facts.get("release")
+    removed = releases.remove_unfinished(record, keep=None if not context.facts.get("verified") else name)
+    return f"removed {', '.join(removed)}" if removed else ""
+
+
+def verify(context: Context) -> str:
+    record, confirmed = context.the_service, plan.from_dict(context.facts["plan"])
+    release = record.releases / context.facts["release"]
+    result = releases.verify(context, record, release, confirmed)
+    context.facts["files_checked"] = result.checked_files
+    preflight.release(context, record, release, context.facts["plan"])
+    context.facts["verified"] = True
+    return f"{result.checked_files:,} files match RECORD"
+
+
+def keep_patches(context: Context) -> str:
+    """What somebody typed into the old release is saved before the new one takes its place."""
+    record = context.the_service
+    current = releases.current(record)
+    if current is None:
+        return "there is no release yet"
+    found = integrity.check(current)
+    if found.clean:
+        return "the old release has no patches"
+    saved = patches.save_to_shelf(record, current, found)
+    context.facts["shelf"] = str(saved[0].parent) if saved else None
+    return f"{len(saved)} files saved"
+
+
+# ---- while the service is down ----
+
+
+def stop(context: Context) -> str:
+    record = context.the_service
+    if manager_for(record).status().state == "healthy":
+        context.facts["was_serving"] = True
+    _down(context)
+    return stopping.stop(context, record)
+
+
+def gpus_free(context: Context) -> str:
+    record, source = context.the_service, open_source(context.config)
+    note = stopping.wait_gpus_free(context, record, source)
+    stopping.record_baseline(record, source.read())
+    return note
+
+
+def switch_release(context: Context) -> str:
+    record = context.the_service
+    releases.switch(record, record.releases / context.facts["release"])
+    return context.facts["release"]
+
+
+def switch_back(context: Context) -> str:
+    record, previous = context.the_service, context.facts.get("previous")
+    if previous is None or _name(releases.current(record)) == previous:
+        return ""
+    releases.switch(record, record.releases / previous)
+    return f"current is {previous} again"
+
+
+def start(context: Context) -> str:
+    return starting.start(context, context.the_service)
+
+
+def stop_failed_start(context: Context) -> str:
+    """Undo of *start*: whatever still runs of the new release is ended, so that its memory is free."""
+    record = context.the_service
+    if not manager_for(record).pids():
+        return ""
+    _down(context)
+    return stopping.stop(context, record)
+
+
+def watch_warmup(context: Context) -> str:
+    record = context.the_service
+    result = warmup.watch(context, record)
+    _answers(context)
+    return f"healthy after {report.duration(result.total_s)}"
+
+
+def start_last_good(context: Context) -> str:
+    """Undo of *stop*: the release that `current` points at is started and watched until it answers."""
+    record = context.the_service
+    if manager_for(record).status().state == "healthy":
+        return ""
+    stopping.wait_gpus_free(context, record, open_source(context.config))
+    starting.start(context, record)
+    warmup.watch(context, record)
+    _answers(context)
+    return f"{record.name} answers again on {_name(releases.current(record))}"
+
+
+# ---- the service answers ----
+
+
+def smoke_tests(context: Context) -> str:
+    return smoke.run(context, context.the_service, context.snapshot.get("suite"))
+
+
+def run_sweep(context: Context) -> str:
+    record, source = context.the_service, open_source(context.config)
+    current = releases.current(record)
+    snapshot = source.read()
+
+    def power_w() -> float | None:
+        read = [gpu.power_w for gpu in source.read().gpus if gpu.index in record.gpus]
+        return sum(p for p in read if p is not None) if any(p is not None for p in read) else None
+
+    settings = presets.settings(
+        context.params.get("preset", "quick"), base_url=record.base_url, model=record.served_model_name,
+        practice=record.practice, gpu_count=len(record.gpus) or None, **context.params.get("sweep_settings", {}),
+    )
+    result = sweep.run(settings, emit=context.emit, cancel=context.cancel_wanted, runs_folder=context.paths.runs, power=power_w,
+                       fingerprint=fingerprint.fingerprint(record, release=current, gpus=snapshot))
+    context.check()
+    best = max((m.output_tok_s or 0 for m in result.levels), default=0)
+    return f"up to {best:,.0f} tok/s"
+
+
+def purge_chosen(context: Context) -> str:
+    """Deletes exactly the artifacts that the confirmed plan listed."""
+    record = context.the_service
+    listed = [scan.Artifact.from_dict(raw) for raw in context.facts["plan"].get("artifacts", [])]
+    return _purge(context, listed, record.artifact_roots)
+
+
+def purge_listed(context: Context) -> str:
+    """The step of a purge job: what its params list, as it was previewed."""
+    return _purge(context, [scan.Artifact.from_dict(raw) for raw in context.params.get("artifacts", [])], context.the_service.artifact_roots)
+
+
+def _purge(context: Context, listed: list[scan.Artifact], roots: list[str]) -> str:
+    for root in roots:
+        context.config.require_inside(root, context.config.artifact_roots, "artifact root")
+    if not listed:
+        return "nothing was chosen"
+    result = purging.purge(listed, roots=roots, log=context.log)
+    context.emit(EventType.PURGE_RESULT, result.as_dict())
+    if result.kept:
+        context.facts["partial"] = f"{len(result.kept)} files were kept"
+    return f"{len(result.deleted)} files, {result.freed_bytes / 1e6:.0f} MB freed"
+
+
+def write_report(context: Context) -> str:
+    record = context.the_service
+    if not context.facts.get("failure") and context.facts.get("release"):
+        releases.mark_good(record, context.facts["release"])
+    context.facts["guards"] = [g.as_dict() for g in guards.check(record)]
+    context.emit(EventType.REPORT, report.make(context))
+    return ""
+
+
+# ---- what several steps need ----
+
+
+def _plan(context: Context) -> plan.Plan:
+    record = context.the_service
+    context.config.require_inside(record.root, context.config.service_roots, "service folder")
+    context.config.require_inside(record.model_path, context.config.model_roots, "model folder")
+    channel = _channel(context)
+    if channel.kind == "wheelhouse":
+        context.config.require_inside(channel.wheelhouse, context.config.wheelhouse_roots, "wheelhouse")
+    return plan.make(record, channel, version=context.params.get("version"), coupling=context.params.get("coupling", True), log=context.log)
+
+
+def _channel(context: Context) -> Channel:
+    return Channel.from_dict(context.snapshot.get("channel"))
+
+
+def _estimate(context: Context) -> dict[str, Any]:
+    """Expected downtime from this service's own warmups; None before there is one."""
+    from ops.services import state
+
+    known = [w["total_s"] for w in state.read(context.the_service).get("warmups", []) if w.get("total_s")]
+    return {"warmup_s": sorted(known)[len(known) // 2] if known else None, "warmups": len(known)}
+
+
+def _what_changed(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """One sentence: the first part in which two plans differ."""
+    for key, words in (
+        ("packages", "The packages that the channel gives are others now"),
+        ("patched_files", "Files of the live release were changed"),
+        ("guards", "The guards of the model folder changed"),
+        ("current", "Another release is in use now"),
+    ):
+        if old.get(key) != new.get(key):
+            return words
+    return "Its inputs changed since it was made"
+
+
+def _down(context: Context) -> None:
+    """Starts the downtime clock, once. CLOCK_MONOTONIC is the same in all processes until a reboot, so an undo can go on with it."""
+    if context.facts.get("down_since") is None:
+        context.facts["down_since"] = time.monotonic()
+        context.emit(EventType.DOWNTIME_STARTED, {"service": context.the_service.name})
+
+
+def _answers(context: Context) -> None:
+    since = context.facts.get("down_since")
+    if since is None:
+        return
+    context.facts["down_since"] = None
+    took = time.monotonic() - since
+    context.facts["downtime_s"] = context.facts.get("downtime_s", 0.0) + took
+    record = context.the_service
+    context.emit(EventType.DOWNTIME_ENDED, {"service": record.name, "seconds": took, "release": _name(releases.current(record))})
+
+
+def _name(release: Any) -> str | None:
+    return None if release is None else release.name
+
+
+def _counted(findings: list[dict[str, Any]]) -> str:
+    warnings = sum(1 for f in findings if f["level"] == "warning")
+    return f"{len(findings)} checked" + (f", {warnings} warnings" if warnings else "")

@@ -1,0 +1,202 @@
+"""The four-part summary that a redeploy writes: reinstall, cleanup, service verified, benchmark; as data and as Markdown.
+
+`Collector` stands before a job's reporter and keeps what the report needs, so that no step has to hand its results on twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ops.jobs.events import EventType
+from ops.jobs.pipeline import Context, Reporter
+
+KEPT_ONE = {EventType.PLAN_MADE, EventType.WARMUP_DONE, EventType.SWEEP_FINISHED, EventType.PURGE_RESULT, EventType.DIAGNOSIS,
+            EventType.INTEGRITY, EventType.SWEEP_STARTED}
+KEPT_ALL = {EventType.SMOKE_RESULT, EventType.LEVEL_FINISHED, EventType.DOWNTIME_ENDED}
+
+
+class Collector:
+    """A reporter that keeps the last (or all) of the events that a report is made of, in `facts["said"]`."""
+
+    def __init__(self, emit: Reporter, facts: dict[str, Any]) -> None:
+        self._emit, self._said = emit, facts.setdefault("said", {})
+
+    def __call__(self, type: str, data: dict[str, Any]) -> None:
+        if type in KEPT_ONE:
+            self._said[str(type)] = data
+        elif type in KEPT_ALL:
+            self._said.setdefault(str(type), []).append(data)
+        self._emit(type, data)
+
+
+def collect(context: Context) -> None:
+    """Puts a `Collector` before the context's reporter, once."""
+    if not isinstance(context.emit, Collector):
+        context.emit = Collector(context.emit, context.facts)
+
+
+def make(context: Context) -> dict[str, Any]:
+    """The report as data, with its Markdown under "markdown".
+
+    Parts that the job did not reach (or was told to leave out) are None: nothing is claimed that was not done.
+    """
+    facts, record = context.facts, context.the_service
+    said: dict[str, Any] = facts.get("said", {})
+    plan = said.get(EventType.PLAN_MADE)
+    failure = facts.get("failure")
+    downtimes = said.get(EventType.DOWNTIME_ENDED, [])
+    built = "build" in facts.get("finished", [])
+    report: dict[str, Any] = {
+        "service": record.name,
+        "node": context.config.name,
+        "practice": record.practice,
+        "state": "failed" if failure else "succeeded",
+        "failure": failure,
+        "rollback": facts.get("rollback", "none"),
+        "release": {"before": facts.get("previous"), "after": facts.get("release")},
+        "downtime_s": sum(d["seconds"] for d in downtimes) if downtimes else None,
+        "reinstall": _reinstall(plan, facts) if plan and built else None,
+        "cleanup": _cleanup(said.get(EventType.PURGE_RESULT)),
+        "service_verified": _service(said, facts, record.base_url),
+        "benchmark": _benchmark(said),
+        "diagnosis": said.get(EventType.DIAGNOSIS),
+    }
+    report["markdown"] = markdown(report)
+    return report
+
+
+def _reinstall(plan: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    changed = [{k: p.get(k) for k in ("name", "old", "new", "change", "why")} for p in plan["packages"] if p["change"] != "same"]
+    return {
+        "changed": changed,
+        "same_count": len(plan["packages"]) - len(changed),
+        "files_checked": facts.get("files_checked"),
+        "patched": plan.get("patched_files", []),
+        "shelf": facts.get("shelf"),
+    }
+
+
+def _cleanup(result: dict[str, Any] | None) -> dict[str, Any] | None:
+    if result is None:
+        return None
+    deleted = result["deleted"]
+    return {"deleted_count": len(deleted), "freed_bytes": result["freed_bytes"], "kept": result["kept"], "deleted": deleted}
+
+
+def _service(said: dict[str, Any], facts: dict[str, Any], base_url: str) -> dict[str, Any] | None:
+    if EventType.WARMUP_DONE not in said:
+        return None
+    return {
+        "base_url": base_url,
+        "warmup": said[EventType.WARMUP_DONE],
+        "smoke": said.get(EventType.SMOKE_RESULT, []),
+        "guards": facts.get("guards", []),
+    }
+
+
+def _benchmark(said: dict[str, Any]) -> dict[str, Any] | None:
+    started, levels = said.get(EventType.SWEEP_STARTED), said.get(EventType.LEVEL_FINISHED, [])
+    if started is None or not levels:
+        return None
+    return {
+        "run_id": started["run_id"],
+        "preset": started["preset"],
+        "short": started["short"],
+        "max_tokens": started["max_tokens"],
+        "levels": [level["metrics"] for level in levels],
+    }
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report as Markdown, for a terminal, a ticket or a chat. Says PRACTICE wherever the numbers are simulated."""
+    practice = " (PRACTICE: simulated GPUs and model)" if report["practice"] else ""
+    lines = [f"# Redeploy {report['service']} on {report['node']}{practice}", ""]
+    if report["failure"]:
+        lines += [f"**Failed at {report['failure']['title']}**: {report['failure']['what']}", ""]
+        if report["diagnosis"] and report["diagnosis"].get("text"):
+            found = report["diagnosis"]
+            lines += [f"Decisive line {found['line']}: `{found['text'].strip()}`", "", f"{found['diagnosis']} {found['fix']}".strip(), ""]
+        if report["rollback"] != "none":
+            lines += [f"Rollback: {report['rollback']}; the release in use is {report['release']['before']}.", ""]
+    if report["downtime_s"] is not None:
+        lines += [f"Service down for {duration(report['downtime_s'])}, from stop to the first healthy answer.", ""]
+    lines += ["## 1 Reinstall", "", *_reinstall_lines(report), "", "## 2 Cleanup", "", *_cleanup_lines(report), "",
+              "## 3 Service verified", "", *_service_lines(report), "", f"## 4 Benchmark{practice}", "", *_benchmark_lines(report), ""]
+    return "\n".join(lines)
+
+
+def _reinstall_lines(report: dict[str, Any]) -> list[str]:
+    part = report["reinstall"]
+    if part is None:
+        return ["Not reached."]
+    lines = [f"Release `{report['release']['after']}`, built beside `{report['release']['before']}`.", "",
+             "| package | before | after | why |", "| --- | --- | --- | --- |"]
+    lines += [f"| {p['name']} | {p['old'] or 'absent'} | {p['new'] or 'removed'} | {p['why']} |" for p in part["changed"]]
+    checked = f" {part['files_checked']:,} files match RECORD." if part["files_checked"] is not None else ""
+    lines += ["", f"{len(part['changed'])} changed, {part['same_count']} stayed.{checked}"]
+    if part["patched"]:
+        names = ", ".join(f"`{p['path'].rsplit('/', 1)[-1]}`" for p in part["patched"])
+        lines.append(f"{len(part['patched'])} patched files of the old release are on the patch shelf: {names}.")
+    return lines
+
+
+def _cleanup_lines(report: dict[str, Any]) -> list[str]:
+    part = report["cleanup"]
+    if part is None:
+        return ["Nothing was purged."]
+    lines = [f"{part['deleted_count']} files deleted, {part['freed_bytes'] / 1e6:.0f} MB freed."]
+    lines += [f"Kept `{kept['path']}`: {kept['why']}" for kept in part["kept"]]
+    return lines
+
+
+def _service_lines(report: dict[str, Any]) -> list[str]:
+    part = report["service_verified"]
+    if part is None:
+        return ["Not reached."]
+    lines = [f"Healthy at {part['base_url']} after a warmup of {duration(part['warmup']['total_s'])}.", ""]
+    if part["smoke"]:
+        lines += ["| smoke test | outcome | what came back | took |", "| --- | --- | --- | --- |"]
+        lines += [f"| {s['title']} | {s['outcome']} | {_cell(s['summary'])} | {s['took_s']:.1f} s |" for s in part["smoke"]]
+    else:
+        lines.append("Smoke tests were not run.")
+    if part["guards"]:
+        held = sum(1 for g in part["guards"] if g["holds"])
+        lines += ["", f"{held} of {len(part['guards'])} guards hold."]
+    return lines
+
+
+def _benchmark_lines(report: dict[str, Any]) -> list[str]:
+    part = report["benchmark"]
+    if part is None:
+        return ["Not measured."]
+    short = ", marked short" if part["short"] else ""
+    lines = [f"Chat completions, {part['max_tokens']} output tokens, preset {part['preset']}{short}.", "",
+             "| concurrency | output tok/s | mean latency | P50 | P99 | TTFT P50 | requests | errors |", "| ---: " * 8 + "|"]
+    for m in part["levels"]:
+        lines.append("| " + " | ".join([
+            str(m["concurrency"]), number(m.get("output_tok_s"), 0), seconds(m.get("e2e_mean_s")), seconds(m.get("e2e_p50_s")),
+            seconds(m.get("e2e_p99_s")), number(m.get("ttft_p50_ms"), 0, " ms"), str(m.get("finished")), str(m.get("errors")),
+        ]) + " |")
+    return lines
+
+
+def number(value: float | None, digits: int, unit: str = "") -> str:
+    """With thousands separators; "n/a" for None."""
+    return "n/a" if value is None else f"{value:,.{digits}f}{unit}"
+
+
+def seconds(value: float | None) -> str:
+    """Seconds with one digit, or "n/a"."""
+    return number(value, 1, " s")
+
+
+def duration(value: float) -> str:
+    """"12.3 s" below a minute, else "13:02 min"."""
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes}:{rest:02d} min"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
