@@ -75,10 +75,10 @@ class EmbeddedRedis:
         ]
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen([find_server(), "-"], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
-                                            preexec_fn=_die_with_parent)  # noqa: PLW1509
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n".join(config).encode())  # over stdin: a password in argv is in everybody's `ps`
-        self.process.stdin.close()
+                                            preexec_fn=_die_with_parent)
+        if self.process.stdin is not None:
+            self.process.stdin.write("\n".join(config).encode())  # over stdin: a password in argv is in everybody's `ps`
+            self.process.stdin.close()
         deadline = time.monotonic() + timeout
         client = redis.Redis(unix_socket_path=str(self.socket), password=self.password)
         try:

@@ -1,0 +1,172 @@
+"""What stands between every request and its view: security headers, static files, sign-in, and expected errors made readable."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from asyncio import iscoroutinefunction, to_thread
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from asgiref.sync import markcoroutinefunction
+from django.conf import settings
+from django.contrib.auth.middleware import LoginRequiredMiddleware
+from django.db import OperationalError
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.urls import reverse
+from redis.exceptions import RedisError
+from whitenoise.middleware import WhiteNoiseMiddleware
+from whitenoise.storage import CompressedManifestStaticFilesStorage
+
+from ops.jobs.errors import BadInput, Busy, OpsError, Refused, Timeout
+
+STATUS_OF_ERROR: tuple[tuple[type[OpsError], int], ...] = ((BadInput, 400), (Refused, 403), (Busy, 409), (Timeout, 504))
+AWAY = "Nothing is lost; try again in a moment. Jobs that run go on"
+
+
+class HashedStaticFiles(CompressedManifestStaticFilesStorage):
+    """Static files by hashed name, so that browsers keep them for ever; ES modules import each other by hashed name too."""
+
+    support_js_module_import_aggregation = True
+
+
+def inline_style_of_plotly(script: str) -> str:
+    """The text that plotly.js puts into a `<style>` element when it loads. Raises BadInput if there is no single such text."""
+    found = re.findall(r"""\.textContent=(?:'((?:[^'\\\n])*)'|"((?:[^"\\\n])*)")""", script)
+    texts = [one or other for one, other in found if "{" in (one or other)]
+    if len(texts) != 1:
+        raise BadInput(f"plotly.min.js has {len(texts)} inline style texts, not 1", hint="Look at how this version of Plotly adds its styles")
+    return texts[0]
+
+
+@cache
+def content_security_policy() -> str:
+    """No inline script, no foreign source, no frame around us. Inline style only as plotly.js needs it: its own text and an
+    empty element that it then fills by script (recomputed at each start from the installed plotly.min.js)."""
+    script = Path(settings.PLOTLY_ASSETS, "plotly.min.js").read_text(encoding="utf-8")
+    digests = [hashlib.sha256(text.encode()).digest() for text in ("", inline_style_of_plotly(script))]
+    hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    return (
+        f"default-src 'self'; img-src 'self' data: blob:; style-src 'self' {hashes}; object-src 'none'; base-uri 'none'; form-action 'self'; "
+        "frame-ancestors 'none'"
+    )
+
+
+class _Middleware:
+    """For both kinds of request handling: `after` sees every response, and is quick."""
+
+    async_capable = sync_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self.get_response = get_response
+        self.is_async = iscoroutinefunction(get_response)
+        if self.is_async:
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+        if self.is_async:
+            return self._acall(request)
+        return self.after(request, self.get_response(request))
+
+    async def _acall(self, request: HttpRequest) -> HttpResponseBase:
+        return self.after(request, await self.get_response(request))
+
+    def after(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        return response
+
+
+class SecurityHeaders(_Middleware):
+    """The content security policy on everything; pages of signed-in people stay out of shared and back-button caches."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        super().__init__(get_response)
+        self.policy = content_security_policy()
+
+    def after(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        response.headers.setdefault("Content-Security-Policy", self.policy)
+        response.headers.setdefault("Permissions-Policy", "camera=(), microphone=(), geolocation=(), payment=()")
+        if not request.path_info.startswith("/" + settings.STATIC_URL.lstrip("/")):
+            response.headers.setdefault("Cache-Control", "no-store")
+        return response
+
+
+class StaticFiles(WhiteNoiseMiddleware):
+    """WhiteNoise, also under ASGI: its own middleware would make every request behind it hop through a thread."""
+
+    async_capable = sync_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        super().__init__(get_response)
+        self.is_async = iscoroutinefunction(get_response)
+        if self.is_async:
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return self._acall(request) if self.is_async else super().__call__(request)
+
+    async def _acall(self, request: HttpRequest) -> HttpResponseBase:
+        static_file = self.find_file(request.path_info) if self.autorefresh else self.files.get(request.path_info)
+        if static_file is None:
+            return await self.get_response(request)
+        found = await to_thread(static_file.get_response, request.method, request.META)
+
+        async def chunks() -> AsyncIterator[bytes]:
+            try:
+                while chunk := await to_thread(found.file.read, 1 << 16):
+                    yield chunk
+            finally:
+                found.file.close()
+
+        if found.file is None:
+            response: HttpResponseBase = HttpResponse(status=int(found.status))
+        else:
+            response = StreamingHttpResponse(chunks(), status=int(found.status))
+        del response.headers["Content-Type"]
+        for name, value in found.headers:
+            response.headers[name] = value
+        return response
+
+
+def wants_json(request: HttpRequest) -> bool:
+    """True for programs and event streams: they get JSON where a browser gets a page."""
+    accept = request.headers.get("Accept", "")
+    return "text/html" not in accept and ("application/json" in accept or "text/event-stream" in accept)
+
+
+class SignInRequired(LoginRequiredMiddleware):
+    """Every view asks for a signed-in user unless it says otherwise. Programs get 401, htmx the address to go to, browsers the sign-in page."""
+
+    def handle_no_permission(self, request: HttpRequest, view_func: Any) -> HttpResponseBase:
+        from dashboard.views.errors import error_response
+
+        told = OpsError("You are not signed in", hint="Sign in, then try again", kind="not_signed_in")
+        if request.headers.get("HX-Request") == "true":
+            response = error_response(request, 401, told)
+            response.headers["HX-Redirect"] = reverse("sign_in")
+            return response
+        if wants_json(request) or request.method not in {"GET", "HEAD"}:
+            return error_response(request, 401, told)
+        return super().handle_no_permission(request, view_func)
+
+
+def status_of(error: OpsError) -> int:
+    """The HTTP status that says what kind of failure this was."""
+    return next((status for kind, status in STATUS_OF_ERROR if isinstance(error, kind)), 502)
+
+
+class ExpectedErrors(_Middleware):
+    """An OpsError that a view lets through becomes a page (or JSON) with what, why and hint; so do a database or a Redis that is away."""
+
+    def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponseBase | None:
+        from dashboard.views.errors import error_response
+
+        if isinstance(exception, OpsError):
+            return error_response(request, status_of(exception), exception)
+        if isinstance(exception, RedisError):
+            return error_response(request, 503, OpsError("Redis does not answer", why=type(exception).__name__, hint=AWAY, kind="unavailable"))
+        if isinstance(exception, OperationalError):
+            return error_response(request, 503, OpsError("The database does not answer", why=str(exception), hint=AWAY, kind="unavailable"))
+        return None

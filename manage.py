@@ -1,0 +1,23 @@
+#!/usr/bin/env python
+"""Django's command line for Roundhouse: `manage.py up`, `migrate`, `record_events`, `sign_in_link`, `check` and so on."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ops.jobs.errors import OpsError
+
+
+def main() -> None:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
+    from django.core.management import execute_from_command_line
+
+    try:
+        execute_from_command_line(sys.argv)
+    except OpsError as error:  # expected: a state folder that cannot be used, a wrong address. One sentence, no traceback
+        sys.exit(f"{error}")
+
+
+if __name__ == "__main__":
+    main()
