@@ -12,6 +12,8 @@ import redis
 
 from dashboard.embedded_redis import EmbeddedRedis
 
+pytest_plugins = ["tests.leftovers"]
+
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
