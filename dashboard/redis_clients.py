@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from urllib.parse import quote
 
 import redis
 import redis.asyncio
@@ -21,8 +22,6 @@ def address() -> str:
     kept = state_folder() / "redis" / "redis.json"
     try:
         known = json.loads(kept.read_text())
-        from urllib.parse import quote
-
         return f"unix://:{quote(known['password'])}@{known['socket']}?db=0"
     except (OSError, ValueError, KeyError) as error:
         raise OpsError("The address of Redis is not known", why=f"`{kept}` cannot be read and ROUNDHOUSE_REDIS_URL is not set",
@@ -38,3 +37,14 @@ def connect_async(*, timeout_s: float = 30, connections: int = 50) -> redis.asyn
     """For the web process's readers: `timeout_s` stands above their BLOCK time."""
     return redis.asyncio.Redis.from_url(address(), socket_timeout=timeout_s, socket_connect_timeout=3, max_connections=connections,
                                         retry=redis.asyncio.retry.Retry(NoBackoff(), 0))
+
+
+def broker_address() -> str:
+    """The same server in Celery's spelling. Raises OpsError."""
+    url = address()
+    if not url.startswith("unix://"):
+        return url
+    # unix://:PW@/path?db=0 -> redis+socket://:PW@/path?virtual_host=0
+    head, _, query = url.removeprefix("unix://").partition("?")
+    db = dict(part.partition("=")[::2] for part in query.split("&")).get("db", "0")
+    return f"redis+socket://{head}?virtual_host={db}"

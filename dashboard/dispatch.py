@@ -1,0 +1,276 @@
+"""How a wish becomes a job: one transaction for the row, its locks, fences, envelope and audit entry; then one message to the node.
+
+The message may be lost: the row stays `queued`, and the recorder's reaper sends it again. The node removes duplicates.
+
+The envelope (`ops/jobs/envelope.py`) carries the service's record and in `snapshot` the others that the job needs (`channel`, `plan`), because
+the agent has no database.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+import uuid
+from functools import lru_cache, partial
+from typing import Any
+
+from celery import Celery
+from django.contrib.auth.models import AbstractBaseUser
+from django.db import IntegrityError, transaction
+from django.db.models import Max, Q
+from django.utils import timezone
+from kombu.exceptions import OperationalError as BrokerError
+from redis.exceptions import RedisError
+
+from dashboard import permissions, redis_clients
+from dashboard.models import AuditEntry, Channel, Job, JobEvent, JobLock, LockFence, Node, Service
+from ops.jobs.envelope import Envelope
+from ops.jobs.errors import BadInput, Busy, OpsError
+from ops.jobs.events import FINAL_STATES, JobState
+
+logger = logging.getLogger(__name__)
+
+TASK = "run_job"
+ENVELOPE_VALID_S = 3600  # how long a node may still take the job; after that the reaper ends it as not taken
+PARAMS_MAX_BYTES = 256 * 1024
+CHANGES = "changes"  # stream for the live view: what happened to which job
+CHANGES_KEPT = 1000
+CONTROL_KEPT = 1000
+REPAIRS = frozenset({"restart", "practice-reset"})
+
+
+def start(*, type: str, node: str | Node, service: str | Service | None = None, params: dict[str, Any] | None = None,
+          user: AbstractBaseUser | None, idempotency_key: str | None = None, snapshot: dict[str, Any] | None = None) -> Job:
+    """Makes the job and sends it. The same `idempotency_key` of the same user gives the same job again.
+
+    `user` is None for the console's own command line. Raises Busy (another job holds, or waits for, a lock of this one: the error names it),
+    BadInput (unknown type, node or service; params too big), PermissionDenied.
+    """
+    from ops.jobs.kinds import KINDS
+
+    kind = KINDS.get(type)
+    if kind is None:
+        raise BadInput(f"There is no kind of job called `{type[:60]}`", hint=f"Known: {', '.join(sorted(KINDS))}")
+    if user is not None:
+        permissions.require(user, f"job.{type}")
+    the_node = _node(node)
+    the_service = _service(the_node, service)
+    if kind.needs_service and the_service is None:
+        raise BadInput(f"A {kind.title.lower()} job needs a service", hint="Choose one of the node's services")
+    params = dict(params or {})
+    if len(json.dumps(params)) > PARAMS_MAX_BYTES:
+        raise BadInput("This job's settings are too big", why=f"At most {PARAMS_MAX_BYTES // 1024} KiB", hint="Ask for less at once")
+    key = hashlib.sha256(f"{user.pk if user else ''}:{idempotency_key}".encode()).hexdigest() if idempotency_key else None
+    locks = sorted(kind.locks(the_service.name if the_service else None, params))
+    for last in (False, False, True):
+        try:
+            with transaction.atomic():
+                if key and (known := Job.objects.filter(idempotency_key=key).first()):
+                    return known
+                job = _make(type=type, node=the_node, service=the_service, params=params, user=user, key=key, locks=locks, snapshot=snapshot or {})
+                transaction.on_commit(partial(send, job))
+            return job
+        except IntegrityError:  # two at once took the same number, fence or key (PostgreSQL only: SQLite's writers queue at BEGIN)
+            if last:
+                raise
+    raise AssertionError("unreachable")
+
+
+def start_plan(*, service: Service, channel: Channel, user: AbstractBaseUser | None, version: str | None = None, coupling: bool = True,
+               idempotency_key: str | None = None) -> Job:
+    """A read-only job that says what a redeploy would do. Practice channels are for practice services, and the other way round."""
+    if channel.practice != service.practice:
+        raise BadInput(f"Channel `{channel.name}` is not for service `{service.name}`", why="Practice packages never meet a real service",
+                       hint="Choose another channel")
+    return start(type="plan", node=service.node, service=service, user=user, idempotency_key=idempotency_key,
+                 params={"channel": channel.name, "version": version, "coupling": coupling}, snapshot={"channel": channel.record})
+
+
+def start_redeploy(*, plan_job: Job, user: AbstractBaseUser | None, options: dict[str, Any], idempotency_key: str | None = None) -> Job:
+    """Confirms a plan: the job builds exactly this plan, or fails before it touches anything. `options`: `smoke`, `sweep`, `purge`, `rollback`
+    (all true if left out) and `preset`."""
+    plan = (plan_job.result or {}).get("plan")
+    if plan_job.type != "plan" or plan_job.state != JobState.SUCCEEDED or not plan or plan_job.service is None:
+        raise BadInput(f"Job #{plan_job.number} has no finished plan", why=plan_job.reason, hint="Make a new plan")
+    if unknown := sorted(set(options) - {"smoke", "sweep", "purge", "rollback", "preset"}):
+        raise BadInput(f"A redeploy has no option `{unknown[0]}`")
+    if stops := [finding for finding in plan.get("findings", []) if finding.get("level") == "stop"]:
+        raise BadInput(stops[0].get("title", "The plan has a finding that stops it"), why=stops[0].get("why", ""), hint=stops[0].get("fix", ""))
+    asked = plan_job.params
+    params = {"plan_job": str(plan_job.id), "plan_hash": plan.get("hash"), "channel": asked.get("channel"), "version": asked.get("version"),
+              "coupling": asked.get("coupling", True), "preset": options.get("preset") or "quick",
+              **{name: bool(options.get(name, True)) for name in ("smoke", "sweep", "purge", "rollback")}}
+    # The event rather than the row's summary: what was looked at is what is built, even if the summary should be shortened one day
+    event = JobEvent.objects.filter(job=plan_job, type="plan.made").order_by("-seq").first()
+    return start(type="redeploy", node=plan_job.node, service=plan_job.service, user=user, idempotency_key=idempotency_key, params=params,
+                 snapshot={"channel": plan_job.envelope["snapshot"]["channel"], "plan": event.data if event else plan})
+
+
+def cancel(job: Job, user: AbstractBaseUser | None) -> Job:
+    """Asks the node to stop the job; a job that no node has taken yet ends here and now. Asking twice is harmless."""
+    if user is not None:
+        permissions.require(user, "job.cancel")
+    now = timezone.now()
+    with transaction.atomic():
+        asked = Job.objects.filter(pk=job.pk, cancel_wanted_at=None).exclude(state__in=FINAL_STATES).update(cancel_wanted_at=now)
+        if asked:
+            AuditEntry.objects.create(by_id=_pk(user), action="job.cancel", subject=f"#{job.number}", data={"job": str(job.pk)})
+        # Conditional: if the node's `claimed` is recorded in this moment, one of the two wins, and the node's word stands
+        ended = Job.objects.filter(pk=job.pk, state=JobState.QUEUED).update(
+            state=JobState.CANCELLED, reason="Cancelled before the node took it", reason_kind="expected", finished_at=now)
+        if not ended:
+            Job.objects.filter(pk=job.pk, state__in=[JobState.CLAIMED, JobState.RUNNING]).update(state=JobState.CANCELLING)
+        transaction.on_commit(lambda: _send_cancel(job))
+    job.refresh_from_db()
+    return job
+
+
+def abandon(job: Job, user: AbstractBaseUser, *, typed: str) -> Job:
+    """An admin gives up a lost job and frees its locks in the console's eyes, by typing the service's name. The node's own lock stays with
+    whoever holds it."""
+    permissions.require(user, "job.abandon")
+    expected = job.service.name if job.service else job.node.name
+    if typed.strip() != expected:
+        raise BadInput("The name does not match", hint=f"Type `{expected}` to abandon job #{job.number}")
+    with transaction.atomic():
+        if not Job.objects.filter(pk=job.pk, state=JobState.LOST).update(
+                state=JobState.INTERRUPTED, reason=f"Abandoned by {user.get_username()} after the node fell silent", reason_kind="expected",
+                finished_at=timezone.now()):
+            raise BadInput(f"Job #{job.number} is not lost", hint="Only a job whose node fell silent can be abandoned")
+        JobLock.objects.filter(job=job).update(held=False)
+        AuditEntry.objects.create(by_id=user.pk, action="job.abandon", subject=f"#{job.number}", data={"job": str(job.pk)})
+        transaction.on_commit(lambda: announce_change(job))
+    job.refresh_from_db()
+    return job
+
+
+def job_summary(job: Job) -> dict[str, Any]:
+    """What the live view tells about a job: `{"id", "number", "type", "state"}`."""
+    return {"id": str(job.pk), "number": job.number, "type": job.type, "state": str(job.state)}
+
+
+def send(job: Job) -> bool:
+    """Sends the job's envelope to its node. False if the broker does not answer: the reaper tries again."""
+    try:
+        _producer(redis_clients.broker_address()).send_task(
+            TASK, args=[job.envelope], queue=f"node.{job.node.name}", ignore_result=True, retry=False, expires=None)
+    except (BrokerError, RedisError, OSError, OpsError) as error:
+        logger.warning("job #%s could not be sent, it stays queued: %s", job.number, error)
+        return False
+    Job.objects.filter(pk=job.pk).update(sent_at=timezone.now())
+    announce_change(job)
+    return True
+
+
+def announce_change(job: Job | None, **more: Any) -> None:
+    """Tells the live views that a job changed (or, with None, that they should look). Only a hint: a lost one harms nothing."""
+    said = {**(job_summary(job) if job else {}), **more}
+    if job:
+        said["job"] = said["id"]
+    try:
+        with redis_clients.connect(timeout_s=2) as client:
+            client.xadd(CHANGES, {"c": json.dumps(said)}, maxlen=CHANGES_KEPT, approximate=True)
+    except (RedisError, OpsError) as error:
+        logger.warning("live views were not told of a change: %s", error)
+
+
+def _send_cancel(job: Job) -> None:
+    try:
+        with redis_clients.connect(timeout_s=2) as client:
+            client.xadd(f"control:{job.node.name}", {"c": json.dumps({"do": "cancel", "job": str(job.pk)})}, maxlen=CONTROL_KEPT, approximate=True)
+    except (RedisError, OpsError) as error:
+        logger.warning("the cancel of job #%s was not sent, the recorder sends it again: %s", job.number, error)
+    job.refresh_from_db()
+    announce_change(job)
+
+
+@lru_cache(maxsize=4)
+def _producer(broker: str) -> Celery:
+    """A Celery app that knows no task: it only puts messages into queues. A broker that is away fails within seconds."""
+    app = Celery("roundhouse-console", broker=broker, set_as_current=False)
+    app.conf.update(
+        task_serializer="json", accept_content=["json"], task_ignore_result=True, broker_connection_retry=False, broker_connection_timeout=3,
+        task_publish_retry=False, broker_transport_options={"socket_timeout": 5, "socket_connect_timeout": 3, "max_retries": 0,
+                                                            "visibility_timeout": 86400})
+    return app
+
+
+def _make(*, type: str, node: Node, service: Service | None, params: dict[str, Any], user: AbstractBaseUser | None, key: str | None, locks: list[str],
+          snapshot: dict[str, Any]) -> Job:
+    fences: dict[str, int] = {}
+    now = _redis_time()
+    for lock in locks:  # in sorted order, as everywhere
+        LockFence.objects.get_or_create(node=node, lock=lock)
+        row = LockFence.objects.select_for_update().get(node=node, lock=lock)
+        _refuse_if_busy(node, lock, type)
+        # At least the time in seconds: a console whose database was made anew still exceeds the number that the node has stored
+        row.last = max(row.last + 1, int(now))
+        row.save(update_fields=["last"])
+        fences[lock] = row.last
+    job_id = uuid.uuid4()
+    envelope = Envelope.make(
+        job=str(job_id), node=node.name, service=service.record if service else None, type=type, params=params, locks=locks, fence=fences,
+        snapshot=snapshot, by=user.get_username() if user else "command line", now=now, lifetime_s=ENVELOPE_VALID_S).as_dict()
+    job = Job.objects.create(
+        id=job_id, number=(Job.objects.aggregate(last=Max("number"))["last"] or 0) + 1, type=type, node=node, service=service, params=params,
+        envelope=envelope, by_id=_pk(user), idempotency_key=key, practice=service.practice if service else node.practice)
+    JobLock.objects.bulk_create([JobLock(job=job, node=node, lock=lock, fence=fence) for lock, fence in fences.items()])
+    AuditEntry.objects.create(by_id=_pk(user), action=f"job.{type}", subject=f"#{job.number} {service or node}", data={"job": str(job_id)})
+    return job
+
+
+def _refuse_if_busy(node: Node, lock: str, type: str) -> None:
+    """Raises Busy naming the job that holds the lock, or waits for its node to take it. A job whose rollback failed keeps its lock until a person
+    has looked: then a restart or a reset is what that person does, and both may."""
+    taken = JobLock.objects.filter(Q(held=True) | ~Q(job__state__in=FINAL_STATES), node=node, lock=lock)
+    if type in REPAIRS:
+        taken = taken.exclude(job__state__in=FINAL_STATES)
+    holder = taken.select_related("job").order_by("job__number").first()
+    if holder is None:
+        return
+    job = holder.job
+    what = lock.partition(":")[2] if lock.startswith("service:") else lock
+    why, hint = "One job at a time may change a service", f"Wait until job #{job.number} has ended, or cancel it"
+    if job.state == JobState.LOST:
+        hint = f"Its node fell silent. Look at job #{job.number}; an admin can abandon it"
+    elif job.is_final:
+        why, hint = "Its rollback failed, so a person has to look first", f"Look at job #{job.number}, then restart the service"
+    raise Busy(f"`{what}` is busy: job #{job.number} ({job.type}) is {job.state}", why=why, hint=hint, **job_summary(job))
+
+
+def _redis_time() -> float:
+    """Redis' clock, which also the node asks; this host's own where Redis is away (the reaper renews the envelope when it sends it again)."""
+    try:
+        with redis_clients.connect(timeout_s=2) as client:
+            seconds, micros = client.time()
+            return float(seconds) + micros / 1e6
+    except (RedisError, OpsError):
+        return time.time()
+
+
+def _node(node: str | Node) -> Node:
+    if isinstance(node, Node):
+        return node
+    found = Node.objects.filter(name=node).first()
+    if found is None:
+        raise BadInput(f"There is no node `{node[:63]}`", hint="It appears once its agent has announced itself")
+    return found
+
+
+def _service(node: Node, service: str | Service | None) -> Service | None:
+    if service is None:
+        return None
+    if isinstance(service, Service):
+        if service.node_id != node.pk:
+            raise BadInput(f"Service `{service.name}` is not on node `{node.name}`")
+        return service
+    found = Service.objects.filter(node=node, name=service).first()
+    if found is None:
+        raise BadInput(f"Node `{node.name}` has no service `{service[:63]}`", hint="It appears once the node's agent has announced it")
+    return found
+
+
+def _pk(user: AbstractBaseUser | None) -> Any:
+    return user.pk if user is not None else None
