@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 HIDDEN = "[redacted]"
 
-_PRIVATE_NAME = r"(?:api[_-]?keys?|hf[_-]?token|hf[_-]?hub[_-]?token|auth[_-]?token|access[_-]?token|password|passwd|secret[_-]?key|client[_-]?secret)"
+_PRIVATE_NAME = r"(?:api[_-]?keys?|hf[_-]?(?:hub[_-]?)?token|auth[_-]?token|access[_-]?token|password|passwd|secret[_-]?key|client[_-]?secret)"
 
 _FORMS: list[tuple[re.Pattern[str], str]] = [
     # The token's own shape. The boundary keeps words such as `hf_overrides` and `sk-learn`: a token has a long body without blanks.

@@ -1,0 +1,70 @@
+"""A stand-in for `vllm serve`: does what the JSON in FAKE_VLLM says, to provoke what a real server cannot be made to do on demand.
+
+    {"log": [[delay_s, "line"], ...],   written one after the other (text as it is: "\\r" and missing newlines included)
+     "serve": true,                     then answers /health and /v1/chat/completions on --port
+     "exit": 1,                         or ends with this code
+     "hang": true,                      or just waits
+     "ignore_term": true,               SIGTERM does nothing
+     "children": ["plain", "setsid", "stubborn", "bare"]}   processes beside it; stubborn: own session, ignores SIGTERM;
+                                        bare: no environment
+     "health": 200, "chat": 200}        status codes
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+PLAN = json.loads(os.environ.get("FAKE_VLLM", "{}"))
+CHILD = "import signal, time, sys\nif 'stubborn' in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\ntime.sleep(120)"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+    def answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.answer(PLAN.get("health", 200) if self.path == "/health" else 404, b"")
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        status = PLAN.get("chat", 200)
+        told = {"error": {"message": "no"}} if status != 200 else {"choices": [{"message": {"content": "OK"}}], "model": asked["model"]}
+        self.answer(status, json.dumps(told).encode())
+
+
+def main() -> None:
+    if PLAN.get("ignore_term"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if PLAN.get("tell"):
+        with open(PLAN["tell"], "w") as file:
+            json.dump({"argv": sys.argv, "env": dict(os.environ)}, file)
+    for kind in PLAN.get("children", []):
+        child = subprocess.Popen([sys.executable, "-c", CHILD, kind], start_new_session=kind in {"setsid", "stubborn"},
+                                 env={} if kind == "bare" else None, stdout=subprocess.PIPE)
+        child.stdout.readline()
+    for delay, text in PLAN.get("log", []):
+        time.sleep(delay)
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    if "exit" in PLAN:
+        sys.exit(PLAN["exit"])
+    if PLAN.get("hang"):
+        time.sleep(120)
+    port = int(sys.argv[sys.argv.index("--port") + 1])
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server.serve_forever()
+
+
+main()

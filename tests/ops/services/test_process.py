@@ -1,0 +1,161 @@
+"""The plain-process manager with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from ops.gpus import processes
+from ops.jobs.errors import OpsError
+from ops.records import ServiceRecord
+from ops.services import launch
+from ops.services.manager import manager_for
+from ops.services.process import ProcessManager
+from tests.ops.services.conftest import wait_for
+
+Make = Callable[..., ServiceRecord]
+
+
+def started(record: ServiceRecord) -> ProcessManager:
+    launch.write(record)
+    manager = ProcessManager(record)
+    manager.start()
+    return manager
+
+
+def state(manager: ProcessManager, wanted: str) -> None:
+    wait_for(lambda: manager.status().state == wanted)
+
+
+def test_a_service_that_was_never_started_is_stopped(make_record: Make) -> None:
+    status = ProcessManager(make_record()).status()
+    assert (status.state, status.pid, status.exit_code) == ("stopped", None, None)
+
+
+def test_it_starts_then_is_healthy(make_record: Make) -> None:
+    record = make_record({"log": [[0.5, "up\n"]], "serve": True})
+    manager = started(record)
+    assert manager.status().state == "starting"
+    state(manager, "healthy")
+    status = manager.status()
+    assert status.release == record.current.resolve().name and status.log_path and status.pid
+    assert processes.is_alive(status.pid, status.start_ticks or 0)
+    assert manager.log_path() is not None and manager.log_path().read_text() == "up\n"  # type: ignore[union-attr]
+
+
+def test_another_manager_finds_the_same_service_and_does_not_start_a_second(make_record: Make) -> None:
+    record = make_record()
+    first = started(record)
+    state(first, "healthy")
+    assert ProcessManager(record).start().pid == first.status().pid
+
+
+def test_a_start_that_was_cut_off_before_the_pid_was_stored_is_adopted_by_its_mark(make_record: Make) -> None:
+    record = make_record()
+    manager = started(record)
+    known = json.loads((record.folder / "process.json").read_text())
+    (record.folder / "process.json").write_text(json.dumps({**known, "pid": None, "start_ticks": None}))
+    assert manager.status().pid == known["pid"]
+    assert manager.pids() >= {known["pid"]}
+
+
+def test_its_environment_holds_no_variable_of_roundhouse(make_record: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROUNDHOUSE_JOB", "x")
+    monkeypatch.setenv("ROUNDHOUSE_REDIS_URL", "unix://x")
+    manager = started(make_record())
+    state(manager, "healthy")
+    for pid in manager.pids():
+        environment = processes.environment(pid)
+        assert environment and not [name for name in environment if name.startswith("ROUNDHOUSE_")]
+
+
+def test_an_end_that_nobody_asked_for_is_a_failure_whatever_the_code(make_record: Make) -> None:
+    manager = started(make_record({"exit": 0}))
+    state(manager, "failed")
+    wait_for(lambda: manager.status().exit_code == 0)
+    assert "without being asked" in manager.status().detail
+
+
+def test_the_exit_code_of_a_crash_is_known(make_record: Make) -> None:
+    manager = started(make_record({"log": [[0, "boom\n"]], "exit": 7}))
+    wait_for(lambda: manager.status().exit_code == 7)
+    assert manager.status().state == "failed"
+
+
+def test_a_lost_keeper_leaves_the_exit_code_unknown(make_record: Make) -> None:
+    manager = started(make_record())
+    state(manager, "healthy")
+    pid = manager.status().pid
+    assert pid is not None
+    keeper = processes.look(pid).parent  # type: ignore[union-attr]
+    assert "spawner.py" in (processes.describe(keeper)[1] or "")
+    os.kill(keeper, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    state(manager, "failed")
+    assert manager.status().exit_code is None and "not known" in manager.status().detail
+
+
+def test_stopped_by_us_is_stopped(make_record: Make) -> None:
+    manager = started(make_record())
+    state(manager, "healthy")
+    manager.terminate()
+    state(manager, "stopped")
+
+
+def test_a_healthy_service_that_no_longer_answers_is_unknown(make_record: Make) -> None:
+    record = make_record()
+    manager = started(record)
+    state(manager, "healthy")
+    pid = manager.status().pid
+    assert pid is not None
+    record.base_url = "http://127.0.0.1:9"  # nobody there
+    status = ProcessManager(record).status()
+    assert status.state == "unknown" and "refuses connections" in status.detail
+
+
+def test_all_its_processes_are_found_wherever_they_went(make_record: Make) -> None:
+    manager = started(make_record({"children": ["plain", "setsid", "bare"], "serve": True}))
+    state(manager, "healthy")
+    assert len(manager.pids()) == 4
+    main = manager.status().pid
+    assert main is not None
+    os.kill(main, signal.SIGKILL)
+    state(manager, "failed")
+    # The child without an environment stays in the service's session; the others carry the mark.
+    assert len(manager.pids()) == 3
+    with pytest.raises(OpsError, match="still there"):
+        manager.start()
+    manager.kill()
+    wait_for(lambda: not manager.pids())
+    assert manager.status().state == "failed", "ending what a crash left behind does not make it a stop"
+
+
+def test_another_boot_means_stopped(make_record: Make) -> None:
+    record = make_record()
+    manager = started(record)
+    state(manager, "healthy")
+    known = json.loads((record.folder / "process.json").read_text())
+    (record.folder / "process.json").write_text(json.dumps({**known, "boot_id": "another"}))
+    assert manager.status().state == "stopped" and manager.pids() == set()
+    (record.folder / "process.json").write_text(json.dumps(known))
+
+
+def test_a_missing_launcher_or_release_is_said(make_record: Make) -> None:
+    record = make_record()
+    with pytest.raises(OpsError, match="no launcher"):
+        ProcessManager(record).start()
+    launch.write(record)
+    record.current.unlink()
+    with pytest.raises(OpsError, match="no release"):
+        ProcessManager(record).start()
+
+
+def test_systemd_services_are_refused_clearly(make_record: Make) -> None:
+    record = make_record(manager="systemd", unit="vllm.service")
+    with pytest.raises(OpsError, match=r"systemd unit `vllm\.service`") as caught:
+        manager_for(record)
+    assert caught.value.kind == "unsupported"

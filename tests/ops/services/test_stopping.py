@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from ops.gpus.source import MIB, GpuProcess, GpuReading, GpuSnapshot
+from ops.jobs.errors import Cancelled, OpsError
+from ops.records import ServiceRecord
+from ops.services import starting, state, stopping
+from ops.services.process import ProcessManager
+from tests.ops.services.conftest import Job, wait_for
+
+Make = Callable[..., ServiceRecord]
+
+
+class Readings:
+    """A GPU source that gives these snapshots one after the other, the last one for ever."""
+
+    def __init__(self, *snapshots: Sequence[GpuReading] | GpuSnapshot) -> None:
+        self.left = [item if isinstance(item, GpuSnapshot) else GpuSnapshot(gpus=list(item)) for item in snapshots]
+        self.count = 0
+
+    def read(self) -> GpuSnapshot:
+        self.count += 1
+        return self.left.pop(0) if len(self.left) > 1 else self.left[0]
+
+
+def gpu(index: int, used_mib: float | None, *holders: GpuProcess, error: str | None = None) -> GpuReading:
+    return GpuReading(index=index, uuid=f"u{index}", name="GPU", used_bytes=None if used_mib is None else int(used_mib * MIB),
+                      processes=list(holders), error=error)
+
+
+def running(job: Job, record: ServiceRecord) -> ProcessManager:
+    starting.start(job.context, record)
+    manager = ProcessManager(record)
+    wait_for(lambda: manager.status().state == "healthy")
+    return manager
+
+
+def test_a_stop_ends_everything_and_says_how(make_record: Make, job: Job) -> None:
+    record = make_record({"children": ["plain"], "serve": True})
+    manager = running(job, record)
+    note = stopping.stop(job.context, record, timeout_s=0.5)
+    assert "SIGKILL" in note and "others stayed" in note  # the child has no reason to end with its parent
+    assert manager.pids() == set() and manager.status().state == "stopped"
+
+
+def test_a_service_that_ends_by_itself_needs_no_kill(make_record: Make, job: Job) -> None:
+    record = make_record()
+    running(job, record)
+    assert "after SIGTERM" in stopping.stop(job.context, record)
+
+
+def test_one_that_ignores_sigterm_and_its_children_are_killed(make_record: Make, job: Job) -> None:
+    record = make_record({"ignore_term": True, "children": ["stubborn", "setsid"], "serve": True})
+    manager = running(job, record)
+    note = stopping.stop(job.context, record, timeout_s=0.5)
+    assert "did not react to SIGTERM" in note and "(3 processes)" in note
+    assert manager.pids() == set()
+
+
+def test_stopping_what_does_not_run_is_fine(make_record: Make, job: Job) -> None:
+    assert stopping.stop(job.context, make_record()) == "was not running"
+
+
+def test_a_cancel_ends_the_wait(make_record: Make, job: Job) -> None:
+    record = make_record({"ignore_term": True, "serve": True})
+    running(job, record)
+    job.cancel = True
+    with pytest.raises(Cancelled):
+        stopping.stop(job.context, record)
+
+
+def test_gpus_are_free_after_two_readings_in_a_row(make_record: Make, job: Job) -> None:
+    record = make_record(gpus=[0, 1])
+    state.change(record, lambda known: known.update(baseline={"0": 10 * MIB, "1": 0}))
+    busy, free = [gpu(0, 90_000), gpu(1, 0)], [gpu(0, 74), gpu(1, 64)]
+    source = Readings(busy, free, busy, free, free)
+    note = stopping.wait_gpus_free(job.context, record, source, poll_s=0.01)
+    assert source.count == 5 and note.startswith("2 GPUs free") and "baseline" not in note
+
+
+def test_without_a_baseline_zero_is_asked_for_and_said(make_record: Make, job: Job) -> None:
+    assert "no baseline was recorded" in stopping.wait_gpus_free(job.context, make_record(gpus=[0]), Readings([gpu(0, 0)]), poll_s=0.01)
+
+
+def test_what_holds_memory_is_named(make_record: Make, job: Job) -> None:
+    record = make_record(gpus=[0, 3])
+    holder = GpuProcess(pid=4711, used_bytes=73 * 1024 * MIB, user="bob", command="python train.py")
+    source = Readings([gpu(0, 0), gpu(3, 75_000, holder)])
+    with pytest.raises(OpsError) as caught:
+        stopping.wait_gpus_free(job.context, record, source, limit_s=0.1, poll_s=0.02)
+    text = str(caught.value)
+    for part in ("GPU 3", "75,000 MiB", "pid 4711", "user bob", "python train.py", "74,752 MiB"):
+        assert part in text
+    assert "GPU 0" not in text and caught.value.kind == "gpus_not_free"
+
+
+def test_memory_of_other_gpus_does_not_matter(make_record: Make, job: Job) -> None:
+    source = Readings([gpu(0, 0), gpu(7, 90_000)])
+    assert stopping.wait_gpus_free(job.context, make_record(gpus=[0]), source, poll_s=0.01).startswith("1 GPUs free")
+
+
+def test_a_living_process_of_the_service_keeps_its_gpu_held_even_with_little_memory(make_record: Make, job: Job) -> None:
+    record = make_record(gpus=[0])
+    manager = running(job, record)
+    pid = manager.status().pid
+    assert pid is not None
+    with pytest.raises(OpsError, match="of this service") as caught:
+        stopping.wait_gpus_free(job.context, record, Readings([gpu(0, 10, GpuProcess(pid=pid, used_bytes=10 * MIB))]), limit_s=0.1, poll_s=0.02)
+    assert str(pid) in str(caught.value)
+
+
+@pytest.mark.parametrize(("reading", "words"), [
+    ([gpu(0, None)], "cannot be read"),
+    ([gpu(0, None, error="GPU is lost")], "does not answer: GPU is lost"),
+    (GpuSnapshot(gpus=[], problem="no driver"), "GPU 0 is not there: no driver"),
+])
+def test_what_cannot_be_seen_does_not_count_as_free(make_record: Make, job: Job, reading: Sequence[GpuReading], words: str) -> None:
+    with pytest.raises(OpsError, match=words):
+        stopping.wait_gpus_free(job.context, make_record(gpus=[0]), Readings(reading), limit_s=0.05, poll_s=0.01)
+
+
+def test_a_machine_without_gpus_has_nothing_to_wait_for(make_record: Make, job: Job) -> None:
+    note = stopping.wait_gpus_free(job.context, make_record(), Readings(GpuSnapshot(gpus=[], problem="no driver")))
+    assert note == "no GPU to wait for: no driver"
+
+
+def test_a_baseline_never_creeps_up(make_record: Make) -> None:
+    record = make_record(gpus=[0, 1])
+    stopping.record_baseline(record, GpuSnapshot(gpus=[gpu(0, 10), gpu(1, 0), gpu(2, 99)]))
+    stopping.record_baseline(record, GpuSnapshot(gpus=[gpu(0, 60), gpu(1, None)]))
+    assert state.baseline(record) == {0: 10 * MIB, 1: 0}
+    stopping.record_baseline(record, GpuSnapshot(gpus=[gpu(0, 4), gpu(1, 0)]))
+    assert state.baseline(record) == {0: 4 * MIB, 1: 0}
+
+
+def test_state_of_two_writers_is_kept_whole(make_record: Make) -> None:
+    record = make_record()
+    record.folder.mkdir(parents=True, exist_ok=True)
+    children = []
+    for number in range(4):
+        pid = os.fork()
+        if pid == 0:
+            for turn in range(5):
+                state.change(record, lambda known, n=number, t=turn: known.update({f"{n}-{t}": True}))
+            os._exit(0)
+        children.append(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
+    assert len(state.read(record)) == 20
+    assert subprocess.run(["ls", "-A", str(record.folder)], capture_output=True, text=True, check=True).stdout.count("state.json") == 1
