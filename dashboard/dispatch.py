@@ -122,7 +122,7 @@ def cancel(job: Job, user: AbstractBaseUser | None) -> Job:
             state=JobState.CANCELLED, reason="Cancelled before the node took it", reason_kind="expected", finished_at=now)
         if not ended:
             Job.objects.filter(pk=job.pk, state__in=[JobState.CLAIMED, JobState.RUNNING]).update(state=JobState.CANCELLING)
-        transaction.on_commit(lambda: _send_cancel(job))
+        transaction.on_commit(partial(send_cancel, job))
     job.refresh_from_db()
     return job
 
@@ -176,13 +176,14 @@ def announce_change(job: Job | None, **more: Any) -> None:
         logger.warning("live views were not told of a change: %s", error)
 
 
-def _send_cancel(job: Job) -> None:
+def send_cancel(job: Job) -> None:
+    """Tells the job's node that somebody wants it to stop. Repeated by the reaper until the job has ended."""
     try:
         with redis_clients.connect(timeout_s=2) as client:
             client.xadd(f"control:{job.node.name}", {"c": json.dumps({"do": "cancel", "job": str(job.pk)})}, maxlen=CONTROL_KEPT, approximate=True)
     except (RedisError, OpsError) as error:
-        logger.warning("the cancel of job #%s was not sent, the recorder sends it again: %s", job.number, error)
-    job.refresh_from_db()
+        logger.warning("the cancel of job #%s was not sent, the reaper sends it again: %s", job.number, error)
+    job.refresh_from_db(fields=["state"])
     announce_change(job)
 
 

@@ -139,7 +139,7 @@ def wants_json(request: HttpRequest) -> bool:
 class SignInRequired(LoginRequiredMiddleware):
     """Every view asks for a signed-in user unless it says otherwise. Programs get 401, htmx the address to go to, browsers the sign-in page."""
 
-    def handle_no_permission(self, request: HttpRequest, view_func: Any) -> HttpResponseBase:
+    def handle_no_permission(self, request: HttpRequest, view_func: Any) -> HttpResponseBase:  # type: ignore[override]
         from dashboard.views.errors import error_response
 
         told = OpsError("You are not signed in", hint="Sign in, then try again", kind="not_signed_in")

@@ -86,6 +86,7 @@ class JobStep(models.Model):
     title = models.CharField(max_length=80)
     downtime = models.BooleanField(default=False)
     state = models.CharField(max_length=12, default="todo")
+    outcome = models.CharField(max_length=12, blank=True)  # how its own work ended, whatever an undo did afterwards
     note = models.TextField(blank=True)
     started_at = models.DateTimeField(null=True)
     duration_s = models.FloatField(null=True)

@@ -1,0 +1,296 @@
+"""What an event means for the rows that pages read: the job, its steps, its benchmark runs.
+
+`Job.result` gets, as the job goes on: `plan` (data of plan.made), `findings` (list, data of finding), `warmup` (`phases` as told, then `total_s`,
+`cache`), `smoke` (list, data of smoke.result), `diagnosis`, `purge`, `integrity`, `report` (data of those events), `run_ids` (list of text).
+
+Events come in `seq` order and each only once: `recorder.py` sees to it.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import F
+from django.db.models.functions import Greatest
+
+from dashboard.models import BenchmarkLevel, BenchmarkRun, Job, JobLock, JobStep, LockFence
+from ops.jobs.events import FINAL_STATES, LOCKING_STATES, Event, EventType, JobState
+
+FINDINGS_KEPT = 500
+LEVEL_COLUMNS = ("output_tok_s", "e2e_mean_s", "e2e_p50_s", "e2e_p99_s", "ttft_p50_ms")
+
+
+def when(at: float) -> datetime:
+    """Seconds since the epoch as a time; a node's nonsense clock gives the nearest time that a database takes."""
+    return datetime.fromtimestamp(min(max(at, 0.0), 32_503_680_000.0), UTC)
+
+
+class JobProjection:
+    """Applies events to one job in memory; `save` writes what changed. Use within one transaction, with the job's row locked."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.state_before = job.state
+        self.steps: dict[str, JobStep] = {step.name: step for step in job.steps.all()}
+        self.dirty_steps: set[str] = set()
+        self.result_dirty = False
+
+    def apply(self, event: Event) -> None:
+        """Raises KeyError, TypeError or ValueError on data that does not have the form that `ops/jobs/events.py` promises."""
+        job = self.job
+        job.last_seq = event.seq
+        if event.type != EventType.JOB_FINISHED and (job.state in FINAL_STATES or job.state in (JobState.LOST, JobState.QUEUED)):
+            # The node speaks: whatever the console concluded from its silence was wrong
+            job.state, job.reason, job.reason_kind, job.finished_at = self._open_state(), "", "", None
+        handler = _HANDLERS.get(event.type)
+        if handler:
+            handler(self, event.data, when(event.at))
+
+    def save(self) -> None:
+        """Writes the job, its changed steps and its locks."""
+        job = self.job
+        fields = ["last_seq", "state", "reason", "reason_kind", "rollback", "error", "claimed_at", "finished_at", "heartbeat_at", "duration_s",
+                  "downtime_s", "downtime_since"]
+        job.save(update_fields=fields + (["result"] if self.result_dirty else []))
+        for name in self.dirty_steps:
+            self.steps[name].save()
+        self.dirty_steps.clear()
+        if job.state != self.state_before:
+            self._hold_locks()
+
+    # ---- job ----
+
+    def _open_state(self) -> JobState:
+        if self.job.cancel_wanted_at:
+            return JobState.CANCELLING
+        return JobState.RUNNING if any(step.state != "todo" for step in self.steps.values()) else JobState.CLAIMED
+
+    def _claimed(self, data: dict[str, Any], at: datetime) -> None:
+        self.job.claimed_at = at
+        self.job.state = JobState.CANCELLING if self.job.cancel_wanted_at else JobState.CLAIMED
+        for index, told in enumerate(data.get("steps") or []):
+            step = self._step(str(told["name"]), title=str(told["title"]), index=index)
+            step.downtime = bool(told.get("downtime"))
+        for lock, fence in (data.get("fence") or {}).items():
+            # The command line takes numbers too: the console's next one must be above
+            LockFence.objects.get_or_create(node=self.job.node, lock=lock)
+            LockFence.objects.filter(node=self.job.node, lock=lock).update(last=Greatest(F("last"), int(fence)))
+            JobLock.objects.get_or_create(job=self.job, lock=lock, defaults={"node": self.job.node, "fence": int(fence)})
+        self._hold_locks()
+
+    def _started(self, data: dict[str, Any], at: datetime) -> None:
+        if self.job.state != JobState.CANCELLING:
+            self.job.state = JobState.RUNNING
+
+    def _cancelling(self, data: dict[str, Any], at: datetime) -> None:
+        self.job.state = JobState.CANCELLING
+        self.job.cancel_wanted_at = self.job.cancel_wanted_at or at
+        self.job.save(update_fields=["cancel_wanted_at"])
+
+    def _finished(self, data: dict[str, Any], at: datetime) -> None:
+        job = self.job
+        job.state = JobState(data["state"])
+        if job.state not in FINAL_STATES:
+            raise ValueError(f"a job cannot finish as {job.state}")
+        job.reason, job.reason_kind = str(data.get("reason") or ""), str(data.get("reason_kind") or "")[:10]
+        job.rollback, job.error = str(data.get("rollback") or "none")[:10], data.get("error")
+        job.finished_at, job.duration_s = at, number(data.get("duration_s"))
+        if (downtime := number(data.get("downtime_s"))) is not None:
+            job.downtime_s = downtime
+        job.downtime_since = None
+        for step in self.steps.values():
+            if step.state in ("running", "undoing"):
+                step.state = "interrupted"
+                self.dirty_steps.add(step.name)
+        ended = {JobState.CANCELLED: "cancelled"}.get(JobState(job.state), "failed")
+        runs = BenchmarkRun.objects.filter(job=job, state="running")
+        BenchmarkLevel.objects.filter(run__in=runs, state="running").update(state="failed")
+        runs.update(state=ended, finished_at=at)
+
+    def _hold_locks(self) -> None:
+        """A job in one of LOCKING_STATES holds its locks, and so does one whose rollback failed. Where another job still stands as holder, the higher
+        fence is right: the node gave the lock to that one."""
+        job = self.job
+        holds = job.state in LOCKING_STATES or (job.state in FINAL_STATES and job.rollback == "failed")
+        if not holds:
+            JobLock.objects.filter(job=job, held=True).update(held=False)
+            return
+        for lock in JobLock.objects.filter(job=job, held=False):
+            JobLock.objects.filter(node=lock.node, lock=lock.lock, held=True, fence__lt=lock.fence).exclude(job=job).update(held=False)
+            try:
+                with transaction.atomic():  # a savepoint: rolled back alone
+                    JobLock.objects.filter(pk=lock.pk).update(held=True)
+            except IntegrityError:
+                continue  # a job with a higher fence has it: this one's end was not told yet
+
+    # ---- steps ----
+
+    def _step(self, name: str, *, title: str = "", index: int | None = None) -> JobStep:
+        step = self.steps.get(name)
+        if step is None:
+            step = JobStep(job=self.job, name=name[:40], title=(title or name)[:80], index=len(self.steps) if index is None else index)
+            self.steps[name] = step
+        elif title:
+            step.title = title[:80]
+        if index is not None:
+            step.index = index
+        self.dirty_steps.add(name)
+        return step
+
+    def _step_started(self, data: dict[str, Any], at: datetime) -> None:
+        step = self._step(str(data["step"]), title=str(data.get("title") or ""), index=data.get("index"))
+        step.state, step.started_at, step.progress = "running", at, None
+        if self.job.state == JobState.CLAIMED:
+            self.job.state = JobState.RUNNING
+
+    def _step_progress(self, data: dict[str, Any], at: datetime) -> None:
+        if data.get("step"):
+            self._step(str(data["step"])).progress = {key: data.get(key) for key in ("done", "total", "unit", "text", "estimate")}
+
+    def _step_finished(self, data: dict[str, Any], at: datetime) -> None:
+        step = self._step(str(data["step"]))
+        step.state = step.outcome = str(data["outcome"])[:12]
+        step.duration_s, step.note = number(data.get("duration_s")), str(data.get("note") or "")
+
+    def _step_undoing(self, data: dict[str, Any], at: datetime) -> None:
+        self._step(str(data["step"])).state = "undoing"
+
+    def _step_undone(self, data: dict[str, Any], at: datetime) -> None:
+        step = self._step(str(data["step"]))
+        step.undo_note, step.undo_s = str(data.get("note") or ""), number(data.get("duration_s"))
+        if data.get("outcome") == "failed":
+            step.state = "failed"
+        elif step.outcome in ("failed", "cancelled", "interrupted") or not step.undo_note:  # an undo without a note found nothing to put back
+            step.state = step.outcome or "interrupted"
+        else:
+            step.state = "undone"
+
+    # ---- downtime, findings, results ----
+
+    def _downtime_started(self, data: dict[str, Any], at: datetime) -> None:
+        self.job.downtime_since = at
+
+    def _downtime_ended(self, data: dict[str, Any], at: datetime) -> None:
+        self.job.downtime_since = None
+        if (seconds := number(data.get("seconds"))) is not None:
+            self.job.downtime_s = (self.job.downtime_s or 0) + seconds
+
+    def _finding(self, data: dict[str, Any], at: datetime) -> None:
+        kept = self.job.result.setdefault("findings", [])
+        if len(kept) < FINDINGS_KEPT:
+            kept.append(data)
+            self.result_dirty = True
+
+    def _smoke(self, data: dict[str, Any], at: datetime) -> None:
+        kept = self.job.result.setdefault("smoke", [])
+        kept[:] = [*[known for known in kept if known.get("name") != data.get("name")], data][:100]
+        self.result_dirty = True
+
+    def _warmup_phase(self, data: dict[str, Any], at: datetime) -> None:
+        warmup = self.job.result.setdefault("warmup", {})
+        phases = warmup.setdefault("phases", [])
+        known = next((phase for phase in phases if phase.get("phase") == data["phase"]), None)
+        if known is None:
+            phases.append(data)
+        else:
+            known.update(data)
+        self.result_dirty = True
+
+    def _warmup_done(self, data: dict[str, Any], at: datetime) -> None:
+        self.job.result["warmup"] = {**self.job.result.get("warmup", {}), **data}
+        self.result_dirty = True
+
+    # ---- benchmark runs ----
+
+    def _sweep_started(self, data: dict[str, Any], at: datetime) -> None:
+        job, service = self.job, self.job.service
+        packages = (service.packages if service else {}) or {}
+        plan = job.result.get("plan") or {}
+        planned = next((p.get("new") for p in plan.get("packages", []) if p.get("name") == "vllm"), None) if job.type == "redeploy" else None
+        release = plan.get("release") if job.type == "redeploy" else packages.get("release")
+        version = planned or (packages.get("versions") or {}).get("vllm")
+        run_id = uuid.UUID(str(data["run_id"]))
+        if BenchmarkRun.objects.filter(pk=run_id).exclude(job=job).exists():
+            raise ValueError(f"run {run_id} belongs to another job")
+        run, _ = BenchmarkRun.objects.update_or_create(id=run_id, defaults={
+            "job": job, "service": service, "node_name": job.node.name, "service_name": service.name if service else "",
+            "model": str(data.get("model") or "")[:300], "endpoint": str(data.get("endpoint") or "")[:300],
+            "preset": str(data.get("preset") or "")[:40],
+            "release": str(release or "")[:120], "vllm_version": str(version or "")[:80], "practice": bool(data.get("practice")),
+            "short": bool(data.get("short")), "state": "running", "started_at": at, "settings": data})
+        for concurrency in data.get("concurrencies") or []:
+            BenchmarkLevel.objects.get_or_create(run=run, concurrency=int(concurrency))
+        self.job.result.setdefault("run_ids", []).append(str(run.pk))
+        self.result_dirty = True
+
+    def _level_started(self, data: dict[str, Any], at: datetime) -> None:
+        self._level(data["run_id"], int(data["concurrency"]), state="running", requests=int(data.get("requests") or 0))
+
+    def _level_finished(self, data: dict[str, Any], at: datetime) -> None:
+        metrics = data["metrics"]
+        columns = {name: number(metrics.get(name)) for name in LEVEL_COLUMNS}
+        counts = {name: int(metrics[name]) for name in ("requests", "finished", "errors") if metrics.get(name) is not None}
+        failed = not counts.get("finished", 1) and bool(counts.get("errors"))
+        self._level(data["run_id"], int(metrics["concurrency"]), state="failed" if failed else "done", metrics=metrics, **columns, **counts)
+
+    def _sweep_finished(self, data: dict[str, Any], at: datetime) -> None:
+        result = data.get("result") or {}
+        changes: dict[str, Any] = {"finished_at": at, "state": str(result.get("state") or "done")[:12]}
+        for name in ("settings", "fingerprint", "warnings"):
+            if result.get(name):
+                changes[name] = result[name]
+        vllm = ((result.get("fingerprint") or {}).get("packages") or {}).get("vllm")
+        if isinstance(vllm, str):
+            changes["vllm_version"] = vllm[:80]
+        BenchmarkRun.objects.filter(pk=uuid.UUID(str(data["run_id"])), job=self.job).update(**changes)
+
+    def _level(self, run_id: Any, concurrency: int, **values: Any) -> None:
+        run = BenchmarkRun.objects.get(pk=uuid.UUID(str(run_id)), job=self.job)
+        BenchmarkLevel.objects.update_or_create(run=run, concurrency=concurrency, defaults=values)
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None: unknown is not 0, and JSON columns take no NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _keeps(key: str) -> Callable[[JobProjection, dict[str, Any], datetime], None]:
+    def keep(projection: JobProjection, data: dict[str, Any], at: datetime) -> None:
+        projection.job.result[key] = data
+        projection.result_dirty = True
+    return keep
+
+
+_HANDLERS: dict[str, Callable[[JobProjection, dict[str, Any], datetime], None]] = {
+    EventType.JOB_CLAIMED: JobProjection._claimed,
+    EventType.JOB_STARTED: JobProjection._started,
+    EventType.JOB_CANCELLING: JobProjection._cancelling,
+    EventType.JOB_FINISHED: JobProjection._finished,
+    EventType.STEP_STARTED: JobProjection._step_started,
+    EventType.STEP_PROGRESS: JobProjection._step_progress,
+    EventType.STEP_FINISHED: JobProjection._step_finished,
+    EventType.STEP_UNDOING: JobProjection._step_undoing,
+    EventType.STEP_UNDONE: JobProjection._step_undone,
+    EventType.FINDING: JobProjection._finding,
+    EventType.PLAN_MADE: _keeps("plan"),
+    EventType.DOWNTIME_STARTED: JobProjection._downtime_started,
+    EventType.DOWNTIME_ENDED: JobProjection._downtime_ended,
+    EventType.WARMUP_PHASE: JobProjection._warmup_phase,
+    EventType.WARMUP_DONE: JobProjection._warmup_done,
+    EventType.SMOKE_RESULT: JobProjection._smoke,
+    EventType.SWEEP_STARTED: JobProjection._sweep_started,
+    EventType.LEVEL_STARTED: JobProjection._level_started,
+    EventType.LEVEL_FINISHED: JobProjection._level_finished,
+    EventType.SWEEP_FINISHED: JobProjection._sweep_finished,
+    EventType.DIAGNOSIS: _keeps("diagnosis"),
+    EventType.INTEGRITY: _keeps("integrity"),
+    EventType.PURGE_RESULT: _keeps("purge"),
+    EventType.REPORT: _keeps("report"),
+}
