@@ -29,7 +29,6 @@ from redis.exceptions import RedisError, ResponseError
 from dashboard import announcements, dispatch, reaper, redis_clients
 from dashboard.models import Job, JobEvent, Node, Service
 from dashboard.projection import JobProjection, when
-from dashboard.views.health import RECORDER_ALIVE
 from ops.jobs.envelope import check_job_id
 from ops.jobs.errors import OpsError
 from ops.jobs.events import FINAL_STATES, Event, EventType
@@ -240,7 +239,7 @@ class Recorder:
         if reply:
             self.store(client, reply[0][1])
         if self._is_due("tick", 1):
-            client.set(RECORDER_ALIVE, 1, ex=15)
+            client.set(redis_clients.RECORDER_ALIVE, 1, ex=15)
             if not client.exists(EPOCH):
                 self._emptied(client)
             self.announcements.read(client)

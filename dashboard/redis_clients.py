@@ -14,6 +14,8 @@ from redis.retry import Retry
 from ops.agent.config import state_folder
 from ops.jobs.errors import OpsError
 
+RECORDER_ALIVE = "recorder:alive"  # set by the recorder every few seconds, with a time to live; /health/ looks at it
+
 
 def address() -> str:
     """ROUNDHOUSE_REDIS_URL, else the embedded server's. Read at each connect: the server may have been started anew. Raises OpsError."""

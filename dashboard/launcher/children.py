@@ -27,6 +27,7 @@ class Child:
 
     name: str
     argv: list[str] = field(default_factory=list)
+    without: tuple[str, ...] = ()  # environment variables that it does not get
     redis: EmbeddedRedis | None = None
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
@@ -49,9 +50,9 @@ class Children:
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"
 
-    def start(self, name: str, argv: list[str]) -> Child:
+    def start(self, name: str, argv: list[str], *, without: tuple[str, ...] = ()) -> Child:
         """Starts a program in the repository's folder; its output goes to `logs/NAME.log`. Raises OpsError if it cannot be started."""
-        child = Child(name, argv)
+        child = Child(name, argv, without)
         _turn_over(self.log(name))
         self._run(child)
         self.all.append(child)
@@ -68,11 +69,13 @@ class Children:
         if child.redis is not None:
             child.process = child.redis.start().process
             return
+        environment = {name: value for name, value in os.environ.items() if name not in child.without}
         try:
             with self.log(child.name).open("ab") as log:
-                child.process = subprocess.Popen(child.argv, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                                                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends the others in order
-                                                 preexec_fn=die_with_parent())
+                child.process = subprocess.Popen(
+                    child.argv, env=environment, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends the others in order
+                    preexec_fn=die_with_parent())
         except OSError as error:
             raise OpsError(f"`{child.name}` could not be started", why=f"{child.argv[0]}: {error.strerror}") from error
 

@@ -210,23 +210,31 @@ class Launcher:
             python, "-m", "uvicorn", "dashboard.asgi:application", "--host", "127.0.0.1", "--port", port, "--timeout-graceful-shutdown", "3",
             "--no-access-log", "--no-server-header"])
         recorder = self._children.start("recorder", [python, "manage.py", "record_events"])
-        agent = self._children.start("agent", agent_argv(self.paths))
+        # Celery loads Django's settings where it finds this variable; an agent has no use for them
+        agent = self._children.start("agent", agent_argv(self.paths), without=("DJANGO_SETTINGS_MODULE",))
         self._wait_for_web(address, web)
         self.terminal.fact("web", f"{address}, pid {web.pid}")
         self.terminal.fact("recorder", f"pid {recorder.pid}")
         self.terminal.fact("agent", f"node {node_name(self.paths)}, pid {agent.pid}")
 
     def _wait_for_web(self, address: str, web: Child) -> None:
-        deadline = time.monotonic() + WEB_S
+        """Until /health/ says that web, database, Redis and recorder are well."""
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever HTTP_PROXY says: this is our own address
+        deadline, said = time.monotonic() + WEB_S, "nothing"
         while time.monotonic() < deadline:
             self.terminal.status("  waiting for the web process ...")
             self.tick()
-            with contextlib.suppress(OSError, urllib.error.URLError), \
-                    urllib.request.urlopen(f"{address}/health/", timeout=5) as answer:  # noqa: S310 (our own http address)
-                if answer.status == 200:
+            try:
+                with direct.open(f"{address}/health/", timeout=5):
                     return
-            time.sleep(0.1)
-        raise OpsError(f"The web process does not answer at {address}", hint=f"Look into {self._children.log(web.name)}")
+            except urllib.error.HTTPError as error:  # 503: it answers, and something is away still
+                with error:
+                    said = " ".join(error.read(500).decode(errors="replace").split())
+            except OSError:
+                pass  # it does not listen yet
+            time.sleep(0.2)
+        raise OpsError(f"The web process does not answer at {address}, or not well", why=f"Its last answer: {said}",
+                       hint=f"Look into {self._children.log(web.name)}")
 
     def _wait_until_healthy(self, record: ServiceRecord, manager: Manager) -> None:
         """Waits for the practice service's first answer, unless a job has it in its hands."""
@@ -322,7 +330,7 @@ def agent_argv(paths: NodePaths) -> list[str]:
     """The agent's command line (docs/concepts/architecture.md)."""
     name = node_name(paths)
     return [sys.executable, "-m", "celery", "-A", "ops.agent.celery", "worker", "-Q", f"node.{name}", "--hostname", f"agent@{name}",
-            "--without-gossip", "--without-mingle", "--loglevel", "INFO"]
+            "--pool", "threads", "--concurrency", "4", "--without-gossip", "--without-mingle", "--loglevel", "INFO"]
 
 
 def node_name(paths: NodePaths) -> str:

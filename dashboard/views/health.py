@@ -12,8 +12,6 @@ from dashboard import redis_clients
 from dashboard.middleware import wants_json
 from ops.jobs.errors import OpsError
 
-RECORDER_ALIVE = "recorder:alive"  # set by the recorder every few seconds, with a time to live
-
 
 @login_not_required
 @require_safe
@@ -42,7 +40,7 @@ def _redis_and_recorder() -> dict[str, str]:
     try:
         client = redis_clients.connect(timeout_s=2)
         try:
-            return {"redis": "ok", "recorder": "ok" if client.exists(RECORDER_ALIVE) else "away"}
+            return {"redis": "ok", "recorder": "ok" if client.exists(redis_clients.RECORDER_ALIVE) else "away"}
         finally:
             client.close()
     except (RedisError, OpsError):
