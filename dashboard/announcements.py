@@ -14,11 +14,11 @@ from django.utils import timezone
 from dashboard import dispatch
 from dashboard.models import Channel, Node, Service
 from ops import records
+from ops.jobs import streams
 from ops.jobs.errors import BadInput
 
 logger = logging.getLogger(__name__)
 
-ANNOUNCEMENTS = "announcements"
 SILENT_S = 60  # no telemetry for so long: what the services do is not known any more
 
 
@@ -34,7 +34,7 @@ class Reader:
     def read(self, client: redis.Redis) -> None:
         newest: dict[str, dict[str, Any]] = {}
         while True:
-            reply: Any = client.xread({ANNOUNCEMENTS: self.position}, count=50)
+            reply: Any = client.xread({streams.ANNOUNCEMENTS: self.position}, count=50)
             if not reply:
                 break
             for entry_id, fields in reply[0][1]:
@@ -79,7 +79,7 @@ def keep_telemetry(client: redis.Redis) -> None:
     """The newest telemetry of each node into its row, and its services' states. Every few seconds: the live stream has every second."""
     now = timezone.now()
     for node in Node.objects.prefetch_related("services"):
-        newest: Any = client.xrevrange(f"telemetry:{node.name}", count=1)
+        newest: Any = client.xrevrange(streams.telemetry_stream(node.name), count=1)
         try:
             said = json.loads(newest[0][1][b"t"], parse_constant=lambda name: None) if newest else None
         except (ValueError, KeyError) as error:

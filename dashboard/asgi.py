@@ -1,10 +1,95 @@
-"""The console under ASGI: `uvicorn dashboard.asgi:application`."""
+"""The console under ASGI: `uvicorn dashboard.asgi:application`.
+
+Around Django stand a limit on request bodies (Django writes a body to disk before anybody looks at it) and the server's lifespan,
+by which open live streams end when the server stops.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from django.core.asgi import get_asgi_application
 
+from ops.jobs.errors import OpsError
+
+Message = Any  # a dictionary of the ASGI specification
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
-application = get_asgi_application()
+try:
+    django_application = get_asgi_application()
+except OpsError as error:  # expected: a state folder that cannot be used. One sentence, no traceback
+    sys.exit(str(error))
+
+
+class _BodyTooBig(Exception):
+    """More came than Content-Length said, or than is allowed."""
+
+
+async def application(scope: Message, receive: Receive, send: Send) -> None:
+    """Django, and what the server itself says."""
+    if scope["type"] == "lifespan":
+        await _lifespan(receive, send)
+    elif scope["type"] == "http":
+        await _http(scope, receive, send)
+    else:
+        raise ValueError(f"no {scope['type']} here")
+
+
+async def _http(scope: Message, receive: Receive, send: Send) -> None:
+    from django.conf import settings
+
+    limit = settings.MAX_BODY_BYTES
+    length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    if not length.isdigit() or int(length) > limit:
+        await _refuse(send, limit)
+        return
+    seen, started = 0, False
+
+    async def counted() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > limit:
+            raise _BodyTooBig
+        return message
+
+    async def noted(message: Message) -> None:
+        nonlocal started
+        started = True
+        await send(message)
+
+    try:
+        await django_application(scope, counted, noted)
+    except _BodyTooBig:
+        if not started:
+            await _refuse(send, limit)
+
+
+async def _refuse(send: Send, limit: int) -> None:
+    body = f"This request is too big: at most {limit} bytes are taken\n".encode()
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    import threading
+
+    from dashboard.live import Hub, end_streams_on_signals
+
+    hub = Hub.current()
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            if threading.current_thread() is threading.main_thread():
+                end_streams_on_signals()
+            await send({"type": "lifespan.startup.complete"})
+        elif message["type"] == "lifespan.shutdown":
+            await hub.aclose()
+            await send({"type": "lifespan.shutdown.complete"})
+            return

@@ -26,6 +26,7 @@ from redis.exceptions import RedisError
 
 from dashboard import permissions, redis_clients
 from dashboard.models import AuditEntry, Channel, Job, JobEvent, JobLock, LockFence, Node, Service
+from ops.jobs import streams
 from ops.jobs.envelope import Envelope
 from ops.jobs.errors import BadInput, Busy, OpsError
 from ops.jobs.events import FINAL_STATES, JobState
@@ -154,7 +155,7 @@ def job_summary(job: Job) -> dict[str, Any]:
 def send(job: Job) -> bool:
     """Sends the job's envelope to its node. False if the broker does not answer: the reaper tries again."""
     try:
-        _producer(redis_clients.broker_address()).send_task(
+        _producer(streams.celery_address(streams.address())).send_task(
             TASK, args=[job.envelope], queue=f"node.{job.node.name}", ignore_result=True, retry=False, expires=None)
     except (BrokerError, RedisError, OSError, OpsError) as error:
         logger.warning("job #%s could not be sent, it stays queued: %s", job.number, error)
@@ -180,7 +181,8 @@ def send_cancel(job: Job) -> None:
     """Tells the job's node that somebody wants it to stop. Repeated by the reaper until the job has ended."""
     try:
         with redis_clients.connect(timeout_s=2) as client:
-            client.xadd(f"control:{job.node.name}", {"c": json.dumps({"do": "cancel", "job": str(job.pk)})}, maxlen=CONTROL_KEPT, approximate=True)
+            message = json.dumps({"do": "cancel", "job": str(job.pk)})
+            client.xadd(streams.control_stream(job.node.name), {"c": message}, maxlen=CONTROL_KEPT, approximate=True)
     except (RedisError, OpsError) as error:
         logger.warning("the cancel of job #%s was not sent, the reaper sends it again: %s", job.number, error)
     job.refresh_from_db(fields=["state"])
@@ -245,8 +247,7 @@ def _redis_time() -> float:
     """Redis' clock, which also the node asks; this host's own where Redis is away (the reaper renews the envelope when it sends it again)."""
     try:
         with redis_clients.connect(timeout_s=2) as client:
-            seconds, micros = client.time()
-            return float(seconds) + micros / 1e6
+            return streams.redis_time(client)
     except (RedisError, OpsError):
         return time.time()
 

@@ -22,8 +22,9 @@ from whitenoise.middleware import WhiteNoiseMiddleware
 from whitenoise.storage import CompressedManifestStaticFilesStorage
 
 from ops.jobs.errors import BadInput, Busy, OpsError, Refused, Timeout
+from ops.jobs.streams import RedisAway
 
-STATUS_OF_ERROR: tuple[tuple[type[OpsError], int], ...] = ((BadInput, 400), (Refused, 403), (Busy, 409), (Timeout, 504))
+STATUS_OF_ERROR: tuple[tuple[type[OpsError], int], ...] = ((BadInput, 400), (Refused, 403), (Busy, 409), (Timeout, 504), (RedisAway, 503))
 AWAY = "Nothing is lost; try again in a moment. Jobs that run go on"
 
 

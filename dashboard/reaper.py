@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from dashboard import dispatch
 from dashboard.models import Job, JobLock
+from ops.jobs import streams
 from ops.jobs.events import FINAL_STATES, JobState
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,6 @@ logger = logging.getLogger(__name__)
 RESEND_AFTER_S = 30
 LOST_AFTER_S = 60
 CANCEL_AGAIN_S = 15
-BEATS = "beats"
 WATCHED = (JobState.CLAIMED, JobState.RUNNING, JobState.CANCELLING, JobState.LOST)
 
 
@@ -68,7 +68,7 @@ class Reaper:
                 dispatch.send(job)
 
     def _watch(self, client: redis.Redis) -> None:
-        beats: Any = client.hgetall(BEATS)
+        beats: Any = client.hgetall(streams.BEATS)
         now = time.monotonic()
         open_ids: set[str] = set()
         for job in Job.objects.filter(state__in=WATCHED).select_related("node"):

@@ -29,6 +29,7 @@ from redis.exceptions import RedisError, ResponseError
 from dashboard import announcements, dispatch, reaper, redis_clients
 from dashboard.models import Job, JobEvent, Node, Service
 from dashboard.projection import JobProjection, when
+from ops.jobs import streams
 from ops.jobs.envelope import check_job_id
 from ops.jobs.errors import OpsError
 from ops.jobs.events import FINAL_STATES, Event, EventType
@@ -36,13 +37,11 @@ from ops.jobs.redact import redact
 
 logger = logging.getLogger(__name__)
 
-EVENTS, GROUP, CONSUMER, STORED = "events", "recorder", "recorder", "stored"
+CONSUMER = "recorder"
 EPOCH = "recorder:epoch"  # gone: Redis was emptied, or is new
 BATCH = 200  # entries in one transaction: at most 64 KB of log text each
 BLOCK_MS = 500
 EVENT_MAX_BYTES = 4 * 1024 * 1024
-TAIL_KEPT = 500  # entries of a job's stream below the stored number that live views may still be about to read
-STREAM_KEPT_S = 3600  # after its job has ended
 RECENT_S = 24 * 3600
 FREQUENT = frozenset({EventType.STEP_LOG, EventType.STEP_PROGRESS, EventType.LEVEL_SECOND, EventType.WARMUP_PHASE})
 _MAY_HOLD_A_SECRET = re.compile(r"(?i)hf_|sk-|bearer|://[^/\s]*@|api[_-]?key|token|passw|secret|authorization")
@@ -214,10 +213,10 @@ class Recorder:
 
     def begin(self, client: redis.Redis) -> None:
         """After a (re)connect: the group, what an earlier run read and did not store, and all jobs that may have gone on meanwhile."""
-        self._ensure_group(client)
+        streams.ensure_group(client)
         position = "0"
         while True:
-            reply: Any = client.xreadgroup(GROUP, CONSUMER, {EVENTS: position}, count=BATCH)
+            reply: Any = client.xreadgroup(streams.RECORDER, CONSUMER, {streams.EVENTS: position}, count=BATCH)
             entries = reply[0][1] if reply else []
             if not entries:
                 break
@@ -230,7 +229,7 @@ class Recorder:
     def turn(self, client: redis.Redis) -> None:
         """One round: new events, then whatever is due."""
         try:
-            reply: Any = client.xreadgroup(GROUP, CONSUMER, {EVENTS: ">"}, count=BATCH, block=BLOCK_MS)
+            reply: Any = client.xreadgroup(streams.RECORDER, CONSUMER, {streams.EVENTS: ">"}, count=BATCH, block=BLOCK_MS)
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
@@ -272,17 +271,17 @@ class Recorder:
             self.unknown.setdefault(job_id, time.monotonic())
         pipe = client.pipeline(transaction=True)
         if done.stored:
-            pipe.hset(STORED, items=[part for pair in done.stored.items() for part in pair])
+            pipe.hset(streams.STORED, items=[part for pair in done.stored.items() for part in pair])
         for job_id, seq in done.stored.items():
-            if seq - self.trimmed.get(job_id, 0) > TAIL_KEPT * 2:
-                pipe.xtrim(f"job:{job_id}:events", minid=f"{seq - TAIL_KEPT}-0", approximate=True)
+            if seq - self.trimmed.get(job_id, 0) > streams.KEPT_BELOW_STORED:  # some stay, for live views that are about to read them
+                pipe.xtrim(streams.job_stream(job_id), minid=f"{seq - streams.KEPT_BELOW_STORED}-0", approximate=True)
                 self.trimmed[job_id] = seq
         for job in done.ended:
-            pipe.expire(f"job:{job.pk}:events", STREAM_KEPT_S)
+            pipe.expire(streams.job_stream(str(job.pk)), streams.SETTLED_TTL_S)
             self.trimmed.pop(str(job.pk), None)
         if entry_ids:
-            pipe.xack(EVENTS, GROUP, *entry_ids)
-            pipe.xdel(EVENTS, *entry_ids)
+            pipe.xack(streams.EVENTS, streams.RECORDER, *entry_ids)
+            pipe.xdel(streams.EVENTS, *entry_ids)
         for job in done.changed:
             said = {**dispatch.job_summary(job), "job": str(job.pk)}
             pipe.xadd(dispatch.CHANGES, {"c": json.dumps(said)}, maxlen=dispatch.CHANGES_KEPT, approximate=True)
@@ -294,7 +293,7 @@ class Recorder:
         for job_id in sorted(self.gaps | set(self.unknown)):
             while True:
                 last = Job.objects.filter(pk=job_id).values_list("last_seq", flat=True).first()
-                entries: Any = client.xrange(f"job:{job_id}:events", min=f"{(last or 0) + 1}-0", max="+", count=BATCH)
+                entries: Any = client.xrange(streams.job_stream(job_id), min=f"{(last or 0) + 1}-0", max="+", count=BATCH)
                 events, node_of = [], {}
                 for _, fields in entries:
                     try:
@@ -319,23 +318,16 @@ class Recorder:
 
     def _emptied(self, client: redis.Redis) -> None:
         """Redis is new or was emptied: says again what is stored, so that nodes send the rest; queued jobs are sent again soon."""
-        self._ensure_group(client)
+        streams.ensure_group(client)
         recent = timezone.now() - timedelta(seconds=RECENT_S)
         jobs = Job.objects.filter(~Q(state__in=FINAL_STATES) | Q(finished_at__gt=recent), last_seq__gt=0).values_list("pk", "last_seq")
         if stored := {str(pk): last for pk, last in jobs}:
-            client.hset(STORED, items=[part for pair in stored.items() for part in pair])
+            client.hset(streams.STORED, items=[part for pair in stored.items() for part in pair])
         client.set(EPOCH, uuid.uuid4().hex)
         self.trimmed.clear()
         self.announcements.restart()
         self.reaper.resend_soon()
         logger.info("Redis was empty: told it what is stored for %d jobs", len(stored))
-
-    def _ensure_group(self, client: redis.Redis) -> None:
-        try:
-            client.xgroup_create(EVENTS, GROUP, id="0", mkstream=True)
-        except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
 
     def _is_due(self, what: str, every_s: float) -> bool:
         now = time.monotonic()

@@ -1,52 +1,23 @@
-"""The console's connections to Redis: where it is, and clients whose timeouts fit how they are used."""
+"""The console's connections to Redis: clients whose timeouts fit how they are used. Where it is, `ops/jobs/streams.py` knows."""
 
 from __future__ import annotations
 
-import json
-import os
-from urllib.parse import quote
-
 import redis
 import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from ops.agent.config import state_folder
-from ops.jobs.errors import OpsError
+from ops.jobs import streams
 
-RECORDER_ALIVE = "recorder:alive"  # set by the recorder every few seconds, with a time to live; /health/ looks at it
-
-
-def address() -> str:
-    """ROUNDHOUSE_REDIS_URL, else the embedded server's. Read at each connect: the server may have been started anew. Raises OpsError."""
-    if url := os.environ.get("ROUNDHOUSE_REDIS_URL"):
-        return url
-    kept = state_folder() / "redis" / "redis.json"
-    try:
-        known = json.loads(kept.read_text())
-        return f"unix://:{quote(known['password'])}@{known['socket']}?db=0"
-    except (OSError, ValueError, KeyError) as error:
-        raise OpsError("The address of Redis is not known", why=f"`{kept}` cannot be read and ROUNDHOUSE_REDIS_URL is not set",
-                       hint="Start the console with `make up` or `make demo`", kind="unavailable") from error
+RECORDER_ALIVE = "recorder:alive"  # set by the recorder every second, with a time to live
 
 
 def connect(*, timeout_s: float = 5) -> redis.Redis:
-    """A client that says soon when Redis is away: no hidden retries (redis-py's own are ten, each with its timeout)."""
-    return redis.Redis.from_url(address(), socket_timeout=timeout_s, socket_connect_timeout=min(timeout_s, 3), retry=Retry(NoBackoff(), 0))
+    """A client that says soon when Redis is away. `timeout_s` stands above the BLOCK time that is used with it. Raises RedisAway without address."""
+    return streams.connect(timeout_s=timeout_s)
 
 
-def connect_async(*, timeout_s: float = 30, connections: int = 50) -> redis.asyncio.Redis:
-    """For the web process's readers: `timeout_s` stands above their BLOCK time."""
-    return redis.asyncio.Redis.from_url(address(), socket_timeout=timeout_s, socket_connect_timeout=3, max_connections=connections,
-                                        retry=redis.asyncio.retry.Retry(NoBackoff(), 0))
-
-
-def broker_address() -> str:
-    """The same server in Celery's spelling. Raises OpsError."""
-    url = address()
-    if not url.startswith("unix://"):
-        return url
-    # unix://:PW@/path?db=0 -> redis+socket://:PW@/path?virtual_host=0
-    head, _, query = url.removeprefix("unix://").partition("?")
-    db = dict(part.partition("=")[::2] for part in query.split("&")).get("db", "0")
-    return f"redis+socket://{head}?virtual_host={db}"
+def connect_async(*, timeout_s: float = 30, connections: int = 2000) -> redis.asyncio.Redis:
+    """For the web process' readers. No hidden retries; a reader of ours that fails looks up the address again."""
+    return redis.asyncio.Redis.from_url(streams.address(), socket_timeout=timeout_s, socket_connect_timeout=3, socket_keepalive=True,
+                                        max_connections=connections, retry=AsyncRetry(NoBackoff(), 0))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from django.urls import include, path
+from django.urls import URLPattern, URLResolver, include, path
 
-from dashboard.views import accounts, health
+from dashboard.views import accounts, health, live
 
-urlpatterns = [
+urlpatterns: list[URLPattern | URLResolver] = [
     path("sign-in/", accounts.sign_in, name="sign_in"),
     path("sign-in/<str:token>/", accounts.sign_in_by_link, name="sign_in_by_link"),
     path("sign-out/", accounts.sign_out, name="sign_out"),
+    path("live/", live.live, name="live"),
     path("health/", health.health, name="health"),
 ]
 if find_spec("dashboard.urls_pages"):
