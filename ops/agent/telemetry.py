@@ -1,0 +1,278 @@
+"""What a node says about itself: once a second how its GPUs and services are (telemetry), now and then what it has (announcement).
+
+Nothing here may hold up the companion: each source is read by a thread of its own into a slot, and telemetry takes what the slots
+hold. A source that hangs (a lost GPU, a service that does not answer) grows old visibly instead of stopping the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ops.agent.config import NodeConfig, NodePaths
+from ops.gpus.source import GpuSnapshot
+from ops.jobs.errors import BadInput, OpsError
+from ops.records import ServiceRecord
+
+log = logging.getLogger("roundhouse.telemetry")
+
+VERSIONS = ("vllm", "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "torch", "transformers")
+OLD_S = 6.0  # a reading older than this is not shown as the present
+INTEGRITY_EVERY_S = 30 * 60.0  # hashing every file of an environment costs a processor second a gigabyte
+PACKAGES_EVERY_S = 2.0  # a look at folders' times; the packages are read only when these changed
+
+
+@dataclass
+class Slot:
+    """The last value of a source, and when it was had (monotonic)."""
+
+    value: Any = None
+    at: float | None = None
+
+    def put(self, value: Any) -> None:
+        self.value, self.at = value, time.monotonic()
+
+    def fresh(self) -> Any:
+        """The value, or None if there is none or it is too old."""
+        return self.value if self.at is not None and time.monotonic() - self.at <= OLD_S else None
+
+
+class Loop:
+    """Calls `work` every `every_s` seconds in a daemon thread until `stop` is set. A failure is told once, not every time."""
+
+    def __init__(self, name: str, work: Callable[[], None], every_s: float, stop: threading.Event) -> None:
+        self._name, self._work, self._every_s, self._stop = name, work, every_s, stop
+        self._told = ""
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                self._work()
+                self._told = ""
+            except Exception as error:
+                if (words := f"{type(error).__name__}: {error}") != self._told:
+                    log.warning("%s: %s", self._name, error, exc_info=not isinstance(error, OpsError))
+                    self._told = words
+            self._stop.wait(max(0.05, self._every_s - (time.monotonic() - began)))
+
+
+class Telemetry:
+    """Reads all sources from `start` to `stop`; `sample` and `announcement` never wait for one."""
+
+    def __init__(self, paths: NodePaths, config: NodeConfig) -> None:
+        self.paths, self.config = paths, config
+        self._stop = threading.Event()
+        self._gpus, self._disk = Slot(), Slot()
+        self._services: dict[str, Slot] = {}  # ServiceStatus.as_dict()
+        self._pids: dict[str, set[int]] = {}
+        self._packages: dict[str, dict[str, Any]] = {}
+        self._patched: dict[str, dict[str, Any]] = {}
+        self._integrity_of: dict[str, tuple[Any, float]] = {}  # service -> (stamp of its environment, monotonic time) of the last check
+        self._stamps: dict[str, Any] = {}
+        self._channels: list[dict[str, Any]] = []
+        self._source: Any = None
+        self._problem: str | None = None
+        self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="service-status")
+        self._asked: set[str] = set()
+        self._lock = threading.Lock()
+
+    def start(self) -> Telemetry:
+        Loop("gpus", self._read_gpus, 1.0, self._stop)
+        Loop("services", self._read_services, 1.0, self._stop)
+        Loop("packages", self._read_packages, PACKAGES_EVERY_S, self._stop)
+        Loop("integrity", self._check_integrity, 5.0, self._stop)
+        return self
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def sample(self) -> dict[str, Any]:
+        """Telemetry as JSON: GPUs and services as they were read within the last seconds; None or `unknown` where they were not."""
+        services = {}
+        for record in records(self.paths):
+            slot = self._services.get(record.name)
+            status = slot.fresh() if slot else None
+            services[record.name] = status or {
+                "state": "unknown", "pid": None, "start_ticks": None, "started_at": None, "release": None, "exit_code": None, "log_path": None,
+                "detail": "Its state could not be read within the last seconds"}
+        snapshot: GpuSnapshot | None = self._gpus.fresh()
+        if snapshot is None:
+            snapshot = GpuSnapshot(gpus=[], source=self.config.gpu_source, problem=self._problem or "No reading of the GPUs within the last seconds")
+        return {"node": self.config.name, "at": time.time(), "gpus": snapshot.as_dict(), "services": services, "disk": self._disk.fresh()}
+
+    def announcement(self) -> dict[str, Any]:
+        """What the node has, as JSON. `packages` of a service is null until they were read."""
+        snapshot: GpuSnapshot | None = self._gpus.fresh()
+        facts = {
+            "driver": snapshot.driver if snapshot else None, "cuda": snapshot.cuda if snapshot else None,
+            "gpus": [{"index": gpu.index, "name": gpu.name, "total_bytes": gpu.total_bytes} for gpu in snapshot.gpus] if snapshot else [],
+            "kernel": platform.release(), "python": platform.python_version(), "roundhouse": version(),
+            "problem": snapshot.problem if snapshot else self._problem,
+        }
+        services = []
+        for record in records(self.paths):
+            packages = self._packages.get(record.name)
+            services.append({"record": record.as_dict(), "packages": {**packages, "patched": self._patched.get(record.name)} if packages else None})
+        return {"node": self.config.name, "at": time.time(), "practice": self.config.practice, "facts": facts, "services": services,
+                "channels": self._channels}
+
+    def _read_gpus(self) -> None:
+        from ops.gpus.open_source import open_source
+        from ops.gpus.processes import claim
+
+        usage = shutil.disk_usage(self.paths.root)
+        self._disk.put({"path": str(self.paths.root), "total_bytes": usage.total, "used_bytes": usage.used, "free_bytes": usage.free})
+        try:
+            if self._source is None:
+                self._source = open_source(self.config)
+            self._gpus.put(claim(self._source.read(), dict(self._pids)))
+            self._problem = None
+        except OpsError as error:
+            self._problem = error.what
+            raise
+
+    def _read_services(self) -> None:
+        for record in records(self.paths):
+            with self._lock:
+                if record.name in self._asked:
+                    continue  # still being asked: it hangs, and its slot grows old
+                self._asked.add(record.name)
+            self._pool.submit(self._read_service, record)
+
+    def _read_service(self, record: ServiceRecord) -> None:
+        from ops.services.manager import ServiceState, ServiceStatus, manager_for
+
+        try:
+            try:
+                manager = manager_for(record)
+                status = manager.status()
+                pids = manager.pids()
+            except OpsError as error:
+                status, pids = ServiceStatus(state=ServiceState.UNKNOWN, detail=error.what), set()
+            self._services.setdefault(record.name, Slot()).put(status.as_dict())
+            self._pids[record.name] = pids
+        except Exception:  # an executor would swallow it
+            log.exception("the status of service `%s` cannot be read", record.name)
+        finally:
+            with self._lock:
+                self._asked.discard(record.name)
+
+    def _read_packages(self) -> None:
+        if self.config.practice:
+            self._channels = practice_channels(self.config)
+        for record in records(self.paths):
+            stamp = environment_stamp(record)
+            if self._stamps.get(record.name) != stamp:
+                self._packages[record.name] = packages_of(record)
+                self._stamps[record.name] = stamp
+
+    def _check_integrity(self) -> None:
+        from ops.environments import integrity, releases
+
+        for record in records(self.paths):
+            stamp = self._stamps.get(record.name)
+            done, at = self._integrity_of.get(record.name, (None, -1e9))
+            if stamp is None or (done == stamp and time.monotonic() - at < INTEGRITY_EVERY_S):
+                continue
+            current = releases.current(record)
+            if current is None:
+                self._patched.pop(record.name, None)
+            else:
+                report = integrity.check(current)
+                files = [{"package": found.package, "path": found.path, "change": found.change}
+                         for found in [*report.changed, *report.missing, *report.extra]]
+                self._patched[record.name] = {"files": files[:200], "count": len(files), "checked_at": time.time()}
+            self._integrity_of[record.name] = (stamp, time.monotonic())
+
+
+def records(paths: NodePaths) -> list[ServiceRecord]:
+    """The services that this node announces (`services.d`), by name. A record that cannot be read is told and left out."""
+    found = []
+    for path in sorted(paths.announced.glob("*.json")):
+        try:
+            found.append(_record(path, path.stat().st_mtime_ns))
+        except (OSError, ValueError, BadInput) as error:
+            if _told.get(path) != str(error):
+                log.error("the service record `%s` cannot be read: %s", path, error)
+                _told[path] = str(error)
+    return found
+
+
+_told: dict[Path, str] = {}
+_records: dict[Path, tuple[int, ServiceRecord]] = {}
+
+
+def _record(path: Path, mtime_ns: int) -> ServiceRecord:
+    known = _records.get(path)
+    if known is None or known[0] != mtime_ns:
+        known = _records[path] = (mtime_ns, ServiceRecord.from_dict(json.loads(path.read_text())))
+    return known[1]
+
+
+def environment_stamp(record: ServiceRecord) -> Any:
+    """Changes whenever a package of the current release, or a guarded file, changes: names and times, no file is opened."""
+    from ops.environments import packages, releases
+
+    current = releases.current(record)
+    guarded = [(guard.get("file"), _mtime(Path(record.model_path) / str(guard.get("file")))) for guard in record.guards]
+    if current is None:
+        return (None, guarded)
+    libraries = packages.site_packages(current)
+    infos = [(str(entry), _mtime(entry)) for library in libraries for entry in sorted(library.glob("*.dist-info"))]
+    return (str(current), infos, guarded)
+
+
+def _mtime(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def packages_of(record: ServiceRecord) -> dict[str, Any]:
+    """Versions, coupling and guards of the service's current release; `release` is null and versions are empty where there is none."""
+    from ops.environments import coupling, guards, packages, releases
+
+    current = releases.current(record)
+    found = packages.read(current) if current else None
+    return {
+        "versions": {name: found.version(name) if found else None for name in VERSIONS},
+        "coupling": [finding.as_dict() for finding in coupling.findings(found, env=record.env)] if found else [],
+        "release": current.name if current else None,
+        "guards": [result.as_dict() for result in guards.check(record)],
+    }
+
+
+def practice_channels(config: NodeConfig) -> list[dict[str, Any]]:
+    """The practice box's channel."""
+    from ops.practice import box
+
+    return [box.channel(Path(config.practice_root)).as_dict()]
+
+
+def version() -> str | None:
+    """Roundhouse's own version: of the installed package, else of the pyproject.toml beside the code."""
+    import tomllib
+
+    from ops.agent.config import REPOSITORY
+
+    try:
+        return str(tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"])
+    except (OSError, KeyError, tomllib.TOMLDecodeError):
+        try:
+            return metadata.version("roundhouse")
+        except metadata.PackageNotFoundError:
+            return None
