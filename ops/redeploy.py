@@ -221,7 +221,9 @@ def run_sweep(context: Context) -> str:
     result = sweep.run(settings, emit=context.emit, cancel=context.cancel_wanted, runs_folder=context.paths.runs, power=power_w,
                        fingerprint=fingerprint.fingerprint(record, release=current, gpus=snapshot))
     context.check()
-    best = max((m.output_tok_s or 0 for m in result.levels), default=0)
+    if result.state == "failed":
+        raise OpsError("The sweep stopped early", why=result.reason, hint="What was measured is kept with the run")
+    best = max((level["output_tok_s"] or 0 for level in result.levels), default=0)
     return f"up to {best:,.0f} tok/s"
 
 

@@ -1,0 +1,155 @@
+"""A sweep: is this the right model, then level after level of load, told as it goes, and kept whatever happens.
+
+`run` is what a job's step and the command line call. It blocks; the event loop lives inside (uvloop where there is one).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ops.benchmark.chat_client import ChatClient
+from ops.benchmark.endpoint import Endpoint, inspect, require_model, require_practice
+from ops.benchmark.load import Level, LevelOutcome, LiveSecond, every_request_failed, warm_up
+from ops.benchmark.metrics import LevelMetrics, level_metrics
+from ops.benchmark.presets import SweepSettings
+from ops.benchmark.results import SweepResult, store_level, store_result
+from ops.jobs.errors import BadInput, OpsError
+from ops.jobs.events import EventType
+from ops.jobs.pipeline import Reporter
+
+QUEUE_WARNING_MS = 1.0
+
+
+def run(settings: SweepSettings, *, emit: Reporter, cancel: Callable[[], bool] = lambda: False, runs_folder: Path | None = None,
+        fingerprint: dict[str, Any] | None = None, power: Callable[[], float | None] | None = None, api_key: str = "",
+        run_id: str | None = None) -> SweepResult:
+    """Measures and returns the result; `state` is "failed" or "cancelled" where it ended early, with all that was measured.
+
+    `emit` gets the sweep.* events of ops/jobs/events.py. `power` reads the service's GPUs in watts (it may block). With `runs_folder` every
+    request is stored under `<runs_folder>/<run id>/`. Raises BadInput for settings beyond the limits and a wrong model, OpsError for a server
+    that does not answer, is not an OpenAI-compatible one, contradicts the record on practice, or fails every request at the start.
+    """
+    settings.check()
+    endpoint = inspect(settings.base_url, api_key=api_key)
+    require_model(endpoint, settings.model)
+    settings = replace(settings, practice=require_practice(endpoint, settings.practice))
+    _require_context(endpoint, settings)
+    sweep = _Sweep(settings, endpoint, emit, cancel, runs_folder, fingerprint or {}, power, api_key, run_id or str(uuid.uuid4()))
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(sweep.run())
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _require_context(endpoint: Endpoint, settings: SweepSettings) -> None:
+    context = endpoint.max_model_len.get(settings.model)
+    if context is not None and settings.max_tokens >= context:
+        raise BadInput(f"{settings.max_tokens} output tokens do not fit into the context of `{settings.model}` ({context} tokens)",
+                       hint="Ask for fewer: --max-tokens")
+
+
+class _Sweep:
+    def __init__(self, settings: SweepSettings, endpoint: Endpoint, emit: Reporter, cancel: Callable[[], bool], runs_folder: Path | None,
+                 fingerprint: dict[str, Any], power: Callable[[], float | None] | None, api_key: str, run_id: str) -> None:
+        self.settings, self.endpoint, self.emit, self.cancel = settings, endpoint, emit, cancel
+        self.folder = runs_folder / run_id if runs_folder is not None else None
+        self.fingerprint, self.power, self.run_id = fingerprint, power, run_id
+        self.client = ChatClient(settings.base_url, settings.model, api_key=api_key)
+        self.levels: list[dict[str, Any]] = []
+        self.base_tok_s: float | None = None
+        self.warnings: list[str] = []
+
+    async def run(self) -> SweepResult:
+        settings = self.settings
+        started_at, began = time.time(), time.monotonic()
+        self.emit(EventType.SWEEP_STARTED, {
+            "run_id": self.run_id, "preset": settings.preset, "concurrencies": [c for c, _ in settings.levels()], "max_tokens": settings.max_tokens,
+            "requests": [n for _, n in settings.levels()], "model": settings.model, "endpoint": settings.base_url,
+            "practice": bool(settings.practice), "short": settings.short, "started_at": started_at, "settings": settings.as_dict(),
+            "fingerprint": self.fingerprint,
+        })
+        state, reason, failure = "done", "", None
+        for concurrency, requests in settings.levels():
+            if self.cancel():
+                state, reason = "cancelled", f"Cancelled before concurrency {concurrency}"
+                break
+            try:
+                stopped = await self._level(concurrency, requests)
+            except OpsError as error:
+                state, reason, failure = "failed", error.what, error
+                break
+            if stopped == "cancelled":
+                state, reason = "cancelled", f"Cancelled at concurrency {concurrency}"
+                break
+            if stopped:
+                state, reason = "failed", stopped
+                break
+        result = SweepResult(
+            run_id=self.run_id, state=state, reason=reason, preset=settings.preset, model=settings.model, base_url=settings.base_url,
+            practice=bool(settings.practice), short=any("short" in level["marks"] for level in self.levels), started_at=started_at,
+            finished_at=time.time(), duration_s=time.monotonic() - began, levels=self.levels, settings=settings.as_dict(),
+            endpoint=self.endpoint.as_dict(), fingerprint=self.fingerprint, warnings=self.warnings,
+        )
+        if self.folder is not None:
+            store_result(self.folder, result)
+        self.emit(EventType.SWEEP_FINISHED, {"run_id": self.run_id, "result": result.as_dict()})
+        if failure is not None and not any(level["finished"] for level in self.levels):
+            raise failure  # nothing was measured: the error says it all
+        return result
+
+    async def _level(self, concurrency: int, requests: int) -> str:
+        """Warm-up and load of one level. "" if it ran to its end or its time limit, "cancelled", or the reason to stop the sweep."""
+        settings = self.settings
+        warm = await warm_up(self.client, settings, concurrency, cancel=self.cancel)
+        self.emit(EventType.LEVEL_STARTED, {"run_id": self.run_id, "concurrency": concurrency, "requests": requests, "started_at": time.time()})
+
+        def live(second: LiveSecond) -> None:
+            self.emit(EventType.LEVEL_SECOND, {"run_id": self.run_id, "concurrency": concurrency, **second.as_dict()})
+
+        level = Level(self.client, settings, concurrency, requests, typical_ns=warm.typical_ns, live=live, cancel=self.cancel, power=self.power)
+        outcome = await level.run()
+        metrics = level_metrics(
+            outcome.records, concurrency=concurrency, requests=requests, client=outcome.client, gpu_count=settings.gpu_count,
+            fixed_tokens=settings.max_tokens if settings.output_mode == "fixed" else None,
+            power_mean_w=outcome.power_mean_w, base_tok_s=self.base_tok_s)
+        if concurrency == 1 and metrics.output_tok_s:
+            self.base_tok_s = metrics.output_tok_s
+            metrics = replace(metrics, scaling_x=1.0)
+        self._keep(outcome, metrics)
+        if outcome.stopped == "errors":
+            if not metrics.finished:
+                raise every_request_failed(settings, [r for r in outcome.records if r.error_kind], f"at concurrency {concurrency}")
+            return f"{metrics.errors} of {metrics.errors + metrics.finished} requests failed at concurrency {concurrency}: {metrics.first_error}"
+        if outcome.stopped != "cancelled" and not metrics.finished and metrics.errors:
+            raise every_request_failed(settings, [r for r in outcome.records if r.error_kind], f"at concurrency {concurrency}")
+        return outcome.stopped if outcome.stopped == "cancelled" else ""
+
+    def _keep(self, outcome: LevelOutcome, metrics: LevelMetrics) -> None:
+        """Stores and tells the level."""
+        state = {"cancelled": "cancelled", "errors": "failed"}.get(outcome.stopped, "done" if metrics.finished else "failed")
+        level = {**metrics.as_dict(), "state": state, "stopped": outcome.stopped, "started_at": outcome.started_at}
+        self.levels.append(level)
+        at = f"Concurrency {outcome.concurrency}"
+        if outcome.stopped == "time":
+            self.warnings.append(f"{at}: the time limit came after {metrics.sent} of {metrics.requests} requests")
+        if not metrics.finished:
+            self.warnings.append(f"{at}: no request ended {'within the time limit' if outcome.stopped == 'time' else 'well'}")
+        if metrics.errors:
+            self.warnings.append(f"{at}: {metrics.errors} of {metrics.errors + metrics.finished} requests failed: {metrics.first_error}")
+        if level["queue_p50_ms"] is not None and level["queue_p50_ms"] > QUEUE_WARNING_MS:
+            self.warnings.append(f"{at}: requests left {level['queue_p50_ms']:.1f} ms late at the median (queue delay); latencies do not include it")
+        if self.folder is not None:
+            store_level(self.folder, outcome, self.settings.seed)
+        self.emit(EventType.LEVEL_FINISHED, {"run_id": self.run_id, "metrics": level})
