@@ -19,5 +19,7 @@ def connect(*, timeout_s: float = 5) -> redis.Redis:
 
 def connect_async(*, timeout_s: float = 30, connections: int = 2000) -> redis.asyncio.Redis:
     """For the web process' readers. No hidden retries; a reader of ours that fails looks up the address again."""
-    return redis.asyncio.Redis.from_url(streams.address(), socket_timeout=timeout_s, socket_connect_timeout=3, socket_keepalive=True,
-                                        max_connections=connections, retry=AsyncRetry(NoBackoff(), 0))
+    url = streams.address()
+    keepalive = {} if url.startswith("unix://") else {"socket_keepalive": True}
+    return redis.asyncio.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=3, max_connections=connections,
+                                        retry=AsyncRetry(NoBackoff(), 0), **keepalive)

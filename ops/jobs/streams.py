@@ -84,8 +84,9 @@ def connect(*, block_s: float = 0, timeout_s: float = 5, retries: int = 0) -> re
     Raises RedisAway if no address is known; connects at the first call.
     """
     retry = Retry(ExponentialBackoff(cap=1, base=0.05), retries) if retries else Retry(NoBackoff(), 0)
-    return redis.Redis.from_url(address(), socket_timeout=block_s + timeout_s, socket_connect_timeout=3, socket_keepalive=True,
-                                health_check_interval=10, retry=retry)
+    url = address()
+    keepalive = {} if url.startswith("unix://") else {"socket_keepalive": True}  # a unix socket's class does not know the word
+    return redis.Redis.from_url(url, socket_timeout=block_s + timeout_s, socket_connect_timeout=3, health_check_interval=10, retry=retry, **keepalive)
 
 
 def redis_time(client: redis.Redis) -> float:
