@@ -26,7 +26,6 @@ from ops.services.manager import manager_for
 
 def steps(context: Context) -> list[Step]:
     """All steps of a redeploy. Options in params: `smoke`, `sweep`, `purge` (default true), `preset`, `rollback`."""
-    report.collect(context)
     wanted = context.params
     chosen = [
         Step(name="plan", title="Plan", do=plan_again, deadline_s=600),
@@ -73,11 +72,12 @@ def make_plan(context: Context) -> str:
 
 def plan_again(context: Context) -> str:
     """Plans once more and holds it against the plan that was confirmed: the job builds that plan or fails."""
+    report.collect(context)
     confirmed = context.snapshot.get("plan") or {}
     made = _plan(context)
-    if confirmed and made.hash != confirmed["hash"]:
-        raise OpsError("The plan is not what was confirmed any more", why=_what_changed(confirmed, made.as_dict()),
-                       hint="Nothing was changed. Open the new plan and confirm it")
+    if confirmed and not plan.same_build(wanted := plan.from_dict(confirmed), made):
+        raise OpsError("The plan is not what was confirmed any more", why="; ".join(plan.differences(wanted, made)),
+                       hint="Nothing was changed. Make a new plan and confirm it")
     context.facts["previous"] = _name(releases.current(context.the_service))
     told = made.as_dict() | {"estimate": confirmed.get("estimate") or _estimate(context)}
     if confirmed:
@@ -240,8 +240,6 @@ def purge_listed(context: Context) -> str:
 
 
 def _purge(context: Context, listed: list[scan.Artifact], roots: list[str]) -> str:
-    for root in roots:
-        context.config.require_inside(root, context.config.artifact_roots, "artifact root")
     if not listed:
         return "nothing was chosen"
     result = purging.purge(listed, roots=roots, log=context.log)
@@ -264,13 +262,8 @@ def write_report(context: Context) -> str:
 
 
 def _plan(context: Context) -> plan.Plan:
-    record = context.the_service
-    context.config.require_inside(record.root, context.config.service_roots, "service folder")
-    context.config.require_inside(record.model_path, context.config.model_roots, "model folder")
-    channel = _channel(context)
-    if channel.kind == "wheelhouse":
-        context.config.require_inside(channel.wheelhouse, context.config.wheelhouse_roots, "wheelhouse")
-    return plan.make(record, channel, version=context.params.get("version"), coupling=context.params.get("coupling", True), log=context.log)
+    return plan.make(context.the_service, _channel(context), version=context.params.get("version"), coupling=context.params.get("coupling", True),
+                     log=context.log, config=context.config, progress=lambda done, total: context.progress(done, total, "files"))
 
 
 def _channel(context: Context) -> Channel:
@@ -283,19 +276,6 @@ def _estimate(context: Context) -> dict[str, Any]:
 
     known = [w["total_s"] for w in state.read(context.the_service).get("warmups", []) if w.get("total_s")]
     return {"warmup_s": sorted(known)[len(known) // 2] if known else None, "warmups": len(known)}
-
-
-def _what_changed(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """One sentence: the first part in which two plans differ."""
-    for key, words in (
-        ("packages", "The packages that the channel gives are others now"),
-        ("patched_files", "Files of the live release were changed"),
-        ("guards", "The guards of the model folder changed"),
-        ("current", "Another release is in use now"),
-    ):
-        if old.get(key) != new.get(key):
-            return words
-    return "Its inputs changed since it was made"
 
 
 def _down(context: Context) -> None:
