@@ -1,0 +1,3 @@
+"""What a real FlashInfer compiles when first needed."""
+
+from . import cubin_loader as cubin_loader

@@ -1,0 +1,4 @@
+"""The version of this distribution."""
+
+__version__ = "@VERSION@"
+cuda = "13.0"

@@ -1,0 +1,1 @@
+"""torch.compile's stand-in and its cache."""

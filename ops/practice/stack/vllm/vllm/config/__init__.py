@@ -1,0 +1,1 @@
+"""Settings that were worked out from arguments and model folder."""

@@ -1,0 +1,1 @@
+"""How a server is started and spoken to."""

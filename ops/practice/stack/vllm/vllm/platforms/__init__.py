@@ -1,0 +1,1 @@
+"""GPUs: here, simulated ones."""

@@ -1,0 +1,1 @@
+"""The engine: its process, its client, its answers."""

@@ -1,0 +1,1 @@
+"""Worker processes, one for each GPU."""
