@@ -48,12 +48,9 @@ def purge(artifacts: Sequence[Artifact], *, roots: Sequence[Path | str], log: Ca
     result = PurgeResult(list(artifacts))
     allowed = [PurePosixPath(os.path.normpath(root)) for root in roots]
     say = log or (lambda text: None)
-    opened: dict[tuple[int, int], set[int]] = {}
-    looked_at = float("-inf")
+    holders = _Holders()
     for artifact in artifacts:
-        if time.monotonic() - looked_at > OPEN_FILES_AGE_S:
-            opened, looked_at = open_files(), time.monotonic()
-        reason = _purge_one(artifact, allowed, owner, opened)
+        reason = _purge_one(artifact, allowed, owner, holders)
         if reason is None:
             result.deleted.append(artifact)
             say(f"deleted {artifact.path} ({artifact.size_bytes:,} bytes)")
@@ -63,7 +60,20 @@ def purge(artifacts: Sequence[Artifact], *, roots: Sequence[Path | str], log: Ca
     return result
 
 
-def _purge_one(artifact: Artifact, roots: Sequence[PurePosixPath], owner: int, opened: dict[tuple[int, int], set[int]]) -> str | None:
+class _Holders:
+    """Who has which file open, as of at most `OPEN_FILES_AGE_S` ago."""
+
+    def __init__(self) -> None:
+        self._opened: dict[tuple[int, int], set[int]] = {}
+        self._looked_at = float("-inf")
+
+    def of(self, state: os.stat_result) -> list[int]:
+        if time.monotonic() - self._looked_at > OPEN_FILES_AGE_S:
+            self._opened, self._looked_at = open_files(), time.monotonic()
+        return sorted(self._opened.get((state.st_dev, state.st_ino), ()))
+
+
+def _purge_one(artifact: Artifact, roots: Sequence[PurePosixPath], owner: int, holders: _Holders) -> str | None:
     """None: deleted. Otherwise why not."""
     path = PurePosixPath(artifact.path)
     root = next((root for root in roots if root.is_absolute() and root in path.parents), None)
@@ -86,7 +96,7 @@ def _purge_one(artifact: Artifact, roots: Sequence[PurePosixPath], owner: int, o
         state = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
         if (reason := _changed(artifact, state, device)) is not None:
             return reason
-        if (reason := why_not(state, owner=owner, open_by=sorted(opened.get((state.st_dev, state.st_ino), ())))) is not None:
+        if (reason := why_not(state, owner=owner, open_by=holders.of(state))) is not None:
             return reason
         os.unlink(path.name, dir_fd=folder)
     except FileNotFoundError:

@@ -200,12 +200,17 @@ def _read_record(distribution: Distribution, root: Path, problems: list[str]) ->
 
 
 def _top_levels(distribution: Distribution) -> set[str]:
-    """Names at the root of site-packages that a distribution without RECORD owns, as far as it tells."""
+    """What a distribution without RECORD owns at the root of site-packages, and scripts ("bin/NAME"), as far as it tells."""
     try:
         names = (distribution.location / "top_level.txt").read_text(errors="replace").split()
     except OSError:
         names = [distribution.name.replace("-", "_")]
-    return {*names, *(f"{name}.py" for name in names)}
+    try:
+        lines = (distribution.location / "entry_points.txt").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    scripts = {f"bin/{line.partition('=')[0].strip()}" for line in lines if "=" in line}
+    return {*names, *(f"{name}.py" for name in names), distribution.location.name, *scripts}
 
 
 # Hashing
@@ -348,7 +353,8 @@ def _extra(installed: EnvironmentPackages, root: Path, listed: dict[str, _Listed
     if names is None and (root / "bin").is_dir():
         for entry in sorted(os.scandir(root / "bin"), key=lambda entry: entry.name):
             key = os.path.join("bin", entry.name)
-            if key not in listed and not entry.name.startswith(_BIN_PREFIXES) and not entry.is_dir(follow_symlinks=False):
+            known = key in listed or key in unlisted_tops or entry.name.startswith(_BIN_PREFIXES)
+            if not known and not entry.is_dir(follow_symlinks=False):
                 yield _extra_finding("", entry.path, key, False)
 
 

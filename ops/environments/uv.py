@@ -147,7 +147,7 @@ class Uv:
             asked, given = Path(folder, "asked.txt"), Path(folder, "pylock.toml" if "--format" in options else "given.txt")
             asked.write_text("".join(f"{requirement(text)}\n" for text in requirements))
             self._run(["pip", "compile", "--no-build", "--no-header", "--no-python-downloads", "--python", python,
-                       "--prerelease", "allow" if channel.prerelease else "if-necessary-or-explicit",
+                       "--prerelease", "allow" if channel.prerelease else "if-necessary",
                        *source(channel, strategy=strategy), *options, "--output-file", str(given), "--", str(asked)], COMPILE_S, channel=channel.name)
             try:
                 return given.read_text()
