@@ -135,6 +135,9 @@ class Feed:
             self.ready.set()
         reply: Any = await client.xread({self.name: self.last}, block=BLOCK_MS, count=READ_COUNT)
         if not reply:
+            newest = await client.xrevrange(self.name, count=1)
+            if _position(newest[0][0] if newest else b"0-0") < _position(self.last):
+                self.last = b"0-0"  # Redis was emptied, and numbers begin below again; pages drop what they have
             return bool(self.subscribers)
         entries = reply[0][1]
         self.last = entries[-1][0]
@@ -183,6 +186,12 @@ class ChangesFeed(Feed):
         data = b"".join(sse.event("jobs", {"running": running, "job": job}) for job in newest.values()) or sse.event(
             "jobs", {"running": running, "job": None})
         return Batch(data=data, new_node=node)
+
+
+def _position(entry_id: bytes) -> tuple[int, int]:
+    """Stream ids compare as two integers, not as text."""
+    first, _, second = entry_id.partition(b"-")
+    return int(first), int(second or 0)
 
 
 def encode_job_entries(entries: Any) -> tuple[tuple[int, bytes], ...]:

@@ -21,6 +21,7 @@ from datetime import timedelta
 from typing import Any
 
 import redis
+from django.core.exceptions import ObjectDoesNotExist
 from django.db import DatabaseError, close_old_connections, connection, transaction
 from django.db.models import Max, Q
 from django.utils import timezone
@@ -37,7 +38,8 @@ from ops.jobs.redact import redact
 
 logger = logging.getLogger(__name__)
 
-CONSUMER = "recorder"
+GROUP = CONSUMER = "recorder"
+KEPT_BELOW_STORED = 200  # entries of a job's stream kept below the stored seq, for live views that are about to read them
 EPOCH = "recorder:epoch"  # gone: Redis was emptied, or is new
 BATCH = 200  # entries in one transaction: at most 64 KB of log text each
 BLOCK_MS = 500
@@ -146,7 +148,7 @@ def _record_job(job: Job, said: Sequence[Event], done: Recorded) -> None:
             else:
                 with transaction.atomic():
                     projection.apply(event)
-        except (KeyError, TypeError, ValueError, AttributeError, DatabaseError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ObjectDoesNotExist, DatabaseError) as error:
             if isinstance(error, DatabaseError) and not connection.is_usable():
                 raise
             # The event itself is stored; one that a newer or a broken node formed otherwise must not hold up all others
@@ -176,6 +178,15 @@ def _adopt(first: Event, node_name: str | None) -> Job | None:
         id=uuid.UUID(first.job), number=(Job.objects.aggregate(last=Max("number"))["last"] or 0) + 1, type=str(first.data.get("type") or "")[:30],
         node=node, service=service, params=first.data.get("params") or {}, by=None, sent_at=when(first.at),
         practice=service.practice if service else node.practice)
+
+
+def ensure_group(client: redis.Redis) -> None:
+    """Makes the recorder's group if it is not there, from the beginning of the stream."""
+    try:
+        client.xgroup_create(streams.EVENTS, GROUP, id="0", mkstream=True)
+    except ResponseError as error:
+        if "BUSYGROUP" not in str(error):
+            raise
 
 
 class Recorder:
@@ -213,23 +224,23 @@ class Recorder:
 
     def begin(self, client: redis.Redis) -> None:
         """After a (re)connect: the group, what an earlier run read and did not store, and all jobs that may have gone on meanwhile."""
-        streams.ensure_group(client)
+        ensure_group(client)
         position = "0"
         while True:
-            reply: Any = client.xreadgroup(streams.RECORDER, CONSUMER, {streams.EVENTS: position}, count=BATCH)
+            reply: Any = client.xreadgroup(GROUP, CONSUMER, {streams.EVENTS: position}, count=BATCH)
             entries = reply[0][1] if reply else []
             if not entries:
                 break
             self.store(client, entries)
             position = entries[-1][0]
-        self.gaps |= {str(pk) for pk in Job.objects.exclude(state__in=FINAL_STATES).values_list("pk", flat=True)}
+        self._look_at_open_jobs()
         self._fill(client)
         dispatch.announce_change(None, refresh=True)  # what the run before this one stored, and may not have told
 
     def turn(self, client: redis.Redis) -> None:
         """One round: new events, then whatever is due."""
         try:
-            reply: Any = client.xreadgroup(streams.RECORDER, CONSUMER, {streams.EVENTS: ">"}, count=BATCH, block=BLOCK_MS)
+            reply: Any = client.xreadgroup(GROUP, CONSUMER, {streams.EVENTS: ">"}, count=BATCH, block=BLOCK_MS)
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
@@ -242,6 +253,8 @@ class Recorder:
             if not client.exists(EPOCH):
                 self._emptied(client)
             self.announcements.read(client)
+            if self._is_due("open jobs", 30):  # should `events` ever have lost something that a job's own stream has
+                self._look_at_open_jobs()
             self._fill(client)
         if self._is_due("telemetry", 3):
             announcements.keep_telemetry(client)
@@ -273,19 +286,22 @@ class Recorder:
         if done.stored:
             pipe.hset(streams.STORED, items=[part for pair in done.stored.items() for part in pair])
         for job_id, seq in done.stored.items():
-            if seq - self.trimmed.get(job_id, 0) > streams.KEPT_BELOW_STORED:  # some stay, for live views that are about to read them
-                pipe.xtrim(streams.job_stream(job_id), minid=f"{seq - streams.KEPT_BELOW_STORED}-0", approximate=True)
+            if seq - self.trimmed.get(job_id, 0) > KEPT_BELOW_STORED:
+                pipe.xtrim(streams.job_stream(job_id), minid=f"{seq - KEPT_BELOW_STORED}-0", approximate=True)
                 self.trimmed[job_id] = seq
         for job in done.ended:
             pipe.expire(streams.job_stream(str(job.pk)), streams.SETTLED_TTL_S)
             self.trimmed.pop(str(job.pk), None)
         if entry_ids:
-            pipe.xack(streams.EVENTS, streams.RECORDER, *entry_ids)
+            pipe.xack(streams.EVENTS, GROUP, *entry_ids)
             pipe.xdel(streams.EVENTS, *entry_ids)
         for job in done.changed:
             said = {**dispatch.job_summary(job), "job": str(job.pk)}
             pipe.xadd(dispatch.CHANGES, {"c": json.dumps(said)}, maxlen=dispatch.CHANGES_KEPT, approximate=True)
         pipe.execute()
+
+    def _look_at_open_jobs(self) -> None:
+        self.gaps |= {str(pk) for pk in Job.objects.exclude(state__in=FINAL_STATES).values_list("pk", flat=True)}
 
     def _fill(self, client: redis.Redis) -> None:
         """Reads jobs with a gap, and jobs that nobody knows yet, from their own streams. What is not there either, the companion sends again: it
@@ -318,7 +334,7 @@ class Recorder:
 
     def _emptied(self, client: redis.Redis) -> None:
         """Redis is new or was emptied: says again what is stored, so that nodes send the rest; queued jobs are sent again soon."""
-        streams.ensure_group(client)
+        ensure_group(client)
         recent = timezone.now() - timedelta(seconds=RECENT_S)
         jobs = Job.objects.filter(~Q(state__in=FINAL_STATES) | Q(finished_at__gt=recent), last_seq__gt=0).values_list("pk", "last_seq")
         if stored := {str(pk): last for pk, last in jobs}:

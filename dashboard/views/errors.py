@@ -30,7 +30,9 @@ def error_response(request: HttpRequest, status: int, error: OpsError) -> HttpRe
     context = {"status": status, "title": title, **error.as_dict()}
     try:
         text = select_template([f"errors/{status}.html", "errors/error.html"]).render(context, request)
-    except (TemplateDoesNotExist, DatabaseError):  # the database may be what failed, and the page's frame asks it who is signed in
+    except Exception as failure:  # what failed may be what the page's frame needs: database, static files, the template itself
+        if not isinstance(failure, TemplateDoesNotExist | DatabaseError):
+            logger.exception("the error page could not be shown")
         text = format_html(
             '<!doctype html><html lang="en"><meta charset="utf-8"><title>{title} · Roundhouse</title><h1>{what}</h1><p>{why}</p><p>{hint}</p>'
             '<p><a href="/">Back to the fleet</a></p></html>', title=title, what=error.what, why=error.why, hint=error.hint)

@@ -13,13 +13,12 @@ from urllib.parse import urlsplit
 from asgiref.sync import SyncToAsync, sync_to_async
 from django.contrib.auth import get_user
 from django.db import connections
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.views.decorators.http import require_GET
 
 from dashboard import live as streams
 from dashboard import permissions
 from dashboard.models import Job
-from dashboard.views.errors import error_response
 from ops.jobs.errors import BadInput, OpsError
 
 
@@ -31,18 +30,18 @@ async def live(request: HttpRequest) -> HttpResponseBase:
     user_id: int = user.pk  # type: ignore[assignment]  # required above: nobody anonymous
     origin = request.headers.get("Origin")
     if origin and urlsplit(origin).netloc != request.get_host():
-        return _refusal(request, 403, OpsError("Another site may not listen to this console", kind="refused"))
+        return _refusal(403, OpsError("Another site may not listen to this console", kind="refused"))
     try:
         job_id, after = _wanted(request)
     except BadInput as error:
-        return _refusal(request, 400, error)
+        return _refusal(400, error)
     if job_id and not await Job.objects.filter(pk=job_id).aexists():
-        return _refusal(request, 404, OpsError(f"There is no job `{job_id}`", kind="not_found"))
+        return _refusal(404, OpsError(f"There is no job `{job_id}`", kind="not_found"))
     hub = streams.Hub.current()
     try:
         hub.reserve(user_id)
     except streams.TooManyStreams as error:
-        refusal = _refusal(request, 503, error)
+        refusal = _refusal(503, error)
         refusal.headers["Retry-After"] = "5"
         return refusal
     session_key = request.session.session_key
@@ -77,9 +76,8 @@ def _wanted(request: HttpRequest) -> tuple[str | None, int]:
     return job_id, int(text)
 
 
-def _refusal(request: HttpRequest, status: int, error: OpsError) -> HttpResponse:
-    request.META["HTTP_ACCEPT"] = "application/json"  # an EventSource shows no page
-    return error_response(request, status, error)
+def _refusal(status: int, error: OpsError) -> HttpResponse:
+    return JsonResponse({"error": error.as_dict()}, status=status)  # always JSON: an EventSource shows no page
 
 
 async def _give_back_thread() -> None:

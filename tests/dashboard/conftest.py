@@ -73,25 +73,25 @@ class Speaker:
         self.seq = 0
         self.said: list[Event] = []
 
-    def event(self, type: str, **data: Any) -> Event:
+    def event(self, type: str, /, **data: Any) -> Event:
         self.seq += 1
         event = Event(job=self.job, seq=self.seq, at=time.time(), type=type, data=data)
         self.said.append(event)
         return event
 
     def claimed(self, **more: Any) -> Event:
-        data = {"type": "redeploy", "service": "kimi-k25", "params": {}, "locks": ["service:kimi-k25"], "fence": {"service:kimi-k25": 7}, "by": "olga",
-                "boot_id": "b", "pid": 1, "start_time": 1, "steps": [{"name": "plan", "title": "Plan", "downtime": False},
-                                                                     {"name": "stop", "title": "Stop", "downtime": True}], **more}
+        steps = [{"name": "plan", "title": "Plan", "downtime": False}, {"name": "stop", "title": "Stop", "downtime": True}]
+        data = {"type": "redeploy", "service": "kimi-k25", "params": {}, "locks": ["service:kimi-k25"], "fence": {"service:kimi-k25": 7},
+                "by": "olga", "boot_id": "b", "pid": 1, "start_time": 1, "steps": steps, **more}
         return self.event(EventType.JOB_CLAIMED, **data)
 
     def log(self, text: str = "line\n", step: str = "plan") -> Event:
         return self.event(EventType.STEP_LOG, step=step, text=text, dropped_bytes=0)
 
     def finished(self, state: str = "succeeded", **more: Any) -> Event:
-        return self.event(EventType.JOB_FINISHED, **{"state": state, "reason": "", "reason_kind": "", "rollback": "none", "error": None, "duration_s": 1.5,
-                                                     "downtime_s": None, **more})
+        data = {"state": state, "reason": "", "reason_kind": "", "rollback": "none", "error": None, "duration_s": 1.5, "downtime_s": None}
+        return self.event(EventType.JOB_FINISHED, **{**data, **more})
 
     def publish(self, client: redis.Redis, *events: Event) -> None:
         """All that was said so far, or just `events`."""
-        streams.Publisher(client).send(self.job, [(event.seq, event.to_json()) for event in (events or self.said)])
+        streams.Publisher(client, "practice").send(self.job, [(event.seq, event.to_json()) for event in (events or self.said)])
