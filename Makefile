@@ -10,7 +10,7 @@ pytest = $(python) -m pytest -q -n $(WORKERS) --dist loadfile --leftovers
 # the practice box has a state folder of its own, so that nothing of it mixes with real nodes
 practice = ROUNDHOUSE_STATE="$${ROUNDHOUSE_STATE:-$(CURDIR)/var/practice}"
 
-.PHONY: help demo demo-once up test test-full lint types lock clean environment environment-tests
+.PHONY: help demo demo-once up test test-full lint lock clean environment environment-tests
 
 help:
 	@echo 'make demo       the practice box in your browser: no GPU, no root needed. Ctrl-C ends it'

@@ -106,6 +106,7 @@ class EmbeddedRedis:
         config = [
             f'dir "{self.folder}"', f'unixsocket "{self.socket}"', "unixsocketperm 600", f"requirepass {self.password}", "port 0",
             'save ""', "appendonly yes", "appendfsync everysec", "maxmemory 256mb", "maxmemory-policy noeviction",
+            "set-proc-title no",  # a title is written over the environment, by which the launcher finds what it started
         ]
         lock = self._lock(deadline)
         try:

@@ -75,7 +75,7 @@ def test_the_recorder_knows_no_pages() -> None:
 def test_nothing_but_its_command_imports_the_launcher() -> None:
     users = {one.split(":")[0] for one in found_in("dashboard", "dashboard.launcher")}
     assert {user for user in users if not user.startswith("dashboard/launcher/")} <= {
-        "dashboard/management/commands/up.py", "dashboard/management/commands/reset_practice.py"}
+        "dashboard/management/commands/up.py", "dashboard/management/commands/demo_job.py"}
 
 
 @pytest.mark.parametrize("path", ["dashboard/charts.py", "ops/benchmark/metrics.py"])

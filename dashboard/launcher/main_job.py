@@ -16,11 +16,11 @@ POLL_S = 0.1
 Tick = Callable[[], None]  # called often: keeps the launcher's children running
 
 
-def main_job(record: ServiceRecord, terminal: Terminal, tick: Tick, *, always: bool) -> bool | None:
+def main_job(record: ServiceRecord, terminal: Terminal, tick: Tick, *, always: bool, reset: str) -> bool | None:
     """Redeploys the practice service and follows it. True if every step succeeded, None if there was nothing to do.
 
     A job that an earlier start left running is followed to its end instead. If the service has been redeployed already, `always` resets
-    the practice box first; without it, it is said how to.
+    the practice box first; without it, it is said how to (`reset`: the command).
     """
     from dashboard import accounts, dispatch
     from dashboard.models import Channel, Job, Service
@@ -35,8 +35,7 @@ def main_job(record: ServiceRecord, terminal: Terminal, tick: Tick, *, always: b
             return succeeded
     if is_redeployed(record):
         if not always:
-            terminal.line(f"\n{record.name} has been redeployed already. To begin anew: the button `Reset practice box` on its page, or\n"
-                          "`.venv/bin/python manage.py reset_practice`")
+            terminal.line(f"\n{record.name} has been redeployed already. To do it again: the button `Reset practice box` on its page, or\n{reset}")
             return None
         terminal.line("\nReset the practice box, to begin anew:")
         if not follow(dispatch.start(type="practice-reset", node=service.node, service=service, user=user), terminal, tick):
