@@ -46,7 +46,8 @@ def setup_server(args: argparse.Namespace) -> socket.socket:
 
 def create_server_socket(address: tuple[str, int]) -> socket.socket:
     """A bound socket that does not listen yet: connections are refused until the server is ready."""
-    sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # with the protocol named, asyncio turns Nagle off
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(address)
     return sock

@@ -235,6 +235,11 @@ def _known(question: str) -> tuple[str, str]:
         a, b = int(match[1]), int(match[3])
         result = {"+": a + b, "plus": a + b, "-": a - b, "minus": a - b}.get(match[2], a * b)
         return f"This is arithmetic: {match[0].strip()} makes {result}.", f"{match[0].strip()} = {result}"
+    times = [int(hours) * 60 + int(minutes) for hours, minutes in re.findall(r"\b(\d{1,2}):(\d{2})\b", lower)]
+    if len(times) == 2 and "how long" in lower:
+        hours, minutes = divmod((times[1] - times[0]) % (24 * 60), 60)
+        taken = " ".join(f"{count} {unit}{'s' if count != 1 else ''}" for count, unit in ((hours, "hour"), (minutes, "minute")) if count)
+        return f"From the first time to the second it is {hours * 60 + minutes} minutes, that is {taken}.", f"It takes {taken}."
     for words, fact in _FACTS:
         if all(word in lower for word in words):
             return "This is a plain fact. I know it and answer directly.", fact
