@@ -1,6 +1,6 @@
 """The patch shelf: what somebody typed into a release is saved before another release takes its place.
 
-    services/<name>/shelf/<YYYYmmdd-HHMMSS>-<release>/
+    services/<name>/shelf/<YYYYmmdd-HHMMSS in UTC>-<release>/
         manifest.json       what was saved, from where, with hashes
         files/<path>        each changed or extra file, as it was
         diffs/<path>.diff   unified diff against the pristine file, where the wheel it came from is at hand and it is text
@@ -42,7 +42,7 @@ def save_to_shelf(record: ServiceRecord, release: Path, report: IntegrityReport,
     if (known := _saved_before(shelf, release.name, digest)) is not None:
         return known
     moment = time.time()
-    name = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(moment))}-{release.name}"
+    name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(moment))}-{release.name}"
     folder = shelf / f".{name}"
     if folder.exists():
         shutil.rmtree(folder)

@@ -68,7 +68,7 @@ class Plan:
     coupling: bool
     options: dict[str, Any]
     python: dict[str, str]  # path, version
-    release: str  # name to be: <YYYYmmdd-HHMMSS>-<version>
+    release: str  # name to be: <YYYYmmdd-HHMMSS in UTC>-<version>
     created_at: float
     current: str | None  # name of the release in use
     practice: bool
@@ -198,7 +198,7 @@ def make(record: ServiceRecord, channel: Channel, *, version: str | None = None,
     created_at = time.time()
     plan = Plan(
         service=record.name, channel=channel.name, requirements=requirements, version=main, wanted_version=wanted, coupling=coupling,
-        options=chosen, python=python, release=f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(created_at))}-{main}", created_at=created_at,
+        options=chosen, python=python, release=f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(created_at))}-{main}", created_at=created_at,
         current=live.name if live else None, practice=record.practice, packages=[row.as_dict() for row in rows], findings=findings,
         patched_files=patched, guards=[result.as_dict() for result in results], artifacts=artifacts, disk=disk,
         input_state=_input_state(live, report, results), hash="")

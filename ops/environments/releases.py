@@ -1,7 +1,7 @@
 """Releases of a service: built beside the live one, verified, switched to in one step, kept for the way back.
 
 A release is an environment at its final place (scripts and pyvenv.cfg hold their own path, so it cannot be moved), named
-`<YYYYmmdd-HHMMSS>-<version>`. While it is built it has a file `roundhouse-building`; what still has it was never finished.
+`<YYYYmmdd-HHMMSS>-<version>` (UTC). While it is built it has a file `roundhouse-building`; what still has it was never finished.
 `roundhouse-release.json` says what it was built from and whether it passed its verification.
 """
 

@@ -104,6 +104,8 @@ def source(channel: Channel, *, strategy: str = "first-index") -> list[str]:
         folder = Path(channel.wheelhouse)
         if not folder.is_absolute() or not folder.is_dir():
             raise BadInput(f"The wheelhouse `{channel.wheelhouse}` of channel `{channel.name}` does not exist")
+        if "," in str(folder):
+            raise BadInput(f"The wheelhouse `{folder}` has a comma in its path", why="uv takes it for two places", hint="Move it to another path")
         return ["--offline", "--no-index", "--find-links", str(folder)]
     if strategy not in INDEX_STRATEGIES:
         raise BadInput(f"Unknown index strategy `{strategy[:40]}`", hint=f"Use one of {', '.join(INDEX_STRATEGIES)}")

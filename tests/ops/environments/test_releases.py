@@ -4,14 +4,17 @@ import base64
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uv
 
 from ops.environments import integrity, plan, releases
 from ops.jobs.errors import BadInput, Cancelled, OpsError
@@ -91,6 +94,46 @@ def test_a_cancelled_build_leaves_nothing(record: ServiceRecord, channel: Channe
     with pytest.raises(Cancelled):
         releases.build(make_context(tmp_path, record, events, cancel=cancel), record, channel, made)
     assert list(record.releases.iterdir()) == []
+
+
+def test_a_build_that_is_cancelled_while_uv_runs_ends_uv_and_leaves_nothing(record: ServiceRecord, channel: Channel, live: Path, tmp_path: Path,
+                                                                            events: Events, monkeypatch: pytest.MonkeyPatch):
+    """uv is too quick for this, so a stand-in lets its install wait."""
+    slow = tmp_path / "uv"
+    slow.write_text(f'#!/bin/sh\ncase "$*" in *"pip install"*) echo $$ > {tmp_path}/pid; exec sleep 60;; esac\nexec {uv.find_uv_bin()} "$@"\n')
+    slow.chmod(0o755)
+    made = plan.make(record, channel)
+    monkeypatch.setattr(uv, "find_uv_bin", lambda: str(slow))
+    cancel = threading.Event()
+    threading.Timer(0.5, cancel.set).start()
+    began = time.monotonic()
+    with pytest.raises(Cancelled):
+        releases.build(make_context(tmp_path, record, events, cancel=cancel), record, channel, made)
+    assert time.monotonic() - began < 15
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+    assert list(record.releases.iterdir()) == [live] and releases.current(record) == live
+
+
+@pytest.fixture
+def small_disk(record: ServiceRecord) -> Iterator[None]:
+    """The service's folder on a file system of 12 MB of its own."""
+    record.folder.mkdir(parents=True)
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", record.folder], capture_output=True).returncode:
+        pytest.skip("mounting a small file system takes root")
+    yield
+    subprocess.run(["umount", record.folder], check=True)
+
+
+def test_a_full_disk_fails_the_build_with_the_reason(small_disk: None, record: ServiceRecord, live: Path, job_context: Context, tmp_path: Path):
+    wheels = tmp_path / "big"
+    make_wheel(wheels, "vllm", "0.17.0+practice", files={"vllm/__init__.py": "", "vllm/big.bin": os.urandom(16 * 1024 * 1024)})
+    made = plan.make(record, channel_of(wheels))
+    assert "There is not enough disk" in made.stops[0]["title"]
+    with pytest.raises(OpsError) as caught:
+        releases.build(job_context, record, channel_of(wheels), made)
+    assert caught.value.what == "The disk is full" and "No space left" in caught.value.why
+    assert list(record.releases.iterdir()) == [live]
+    assert releases.current(record) == live and integrity.check(live).clean
 
 
 KILLED = """

@@ -101,6 +101,12 @@ def test_a_wheelhouse_that_is_not_there_says_so(tmp_path: Path):
             uv.source(wrong)
 
 
+def test_a_comma_in_the_wheelhouse_path_is_refused(tmp_path: Path):
+    (tmp_path / "a,b").mkdir()
+    with pytest.raises(BadInput, match="has a comma"):
+        uv.source(Channel(name="c", kind="wheelhouse", wheelhouse=str(tmp_path / "a,b")))
+
+
 def test_an_interpreter_that_is_gone_says_so(tmp_path: Path, index: str):
     channel = Channel(name="c", kind="wheelhouse", wheelhouse=str(tmp_path / "wheels"))
     with pytest.raises(OpsError, match="No interpreter found"):
