@@ -26,10 +26,6 @@ except OpsError as error:  # expected: a state folder that cannot be used. One s
     sys.exit(str(error))
 
 
-class _BodyTooBig(Exception):
-    """More came than Content-Length said, or than is allowed."""
-
-
 async def application(scope: Message, receive: Receive, send: Send) -> None:
     """Django, and what the server itself says."""
     if scope["type"] == "lifespan":
@@ -55,7 +51,7 @@ async def _http(scope: Message, receive: Receive, send: Send) -> None:
         message = await receive()
         seen += len(message.get("body", b""))
         if seen > limit:
-            raise _BodyTooBig
+            return {"type": "http.disconnect"}  # Django then throws away what it has, and answers nothing
         return message
 
     async def noted(message: Message) -> None:
@@ -63,11 +59,9 @@ async def _http(scope: Message, receive: Receive, send: Send) -> None:
         started = True
         await send(message)
 
-    try:
-        await django_application(scope, counted, noted)
-    except _BodyTooBig:
-        if not started:
-            await _refuse(send, limit)
+    await django_application(scope, counted, noted)
+    if seen > limit and not started:
+        await _refuse(send, limit)
 
 
 async def _refuse(send: Send, limit: int) -> None:

@@ -225,6 +225,7 @@ class Recorder:
     def begin(self, client: redis.Redis) -> None:
         """After a (re)connect: the group, what an earlier run read and did not store, and all jobs that may have gone on meanwhile."""
         ensure_group(client)
+        reaper.release_left_locks()
         position = "0"
         while True:
             reply: Any = client.xreadgroup(GROUP, CONSUMER, {streams.EVENTS: position}, count=BATCH)

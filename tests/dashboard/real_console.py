@@ -84,8 +84,12 @@ class RealConsole:
 
         wait_until(answers)
 
-    def start_recorder(self) -> None:
+    def start_recorder_soon(self) -> None:
+        """Without waiting until it is ready: it may have to wait for the database."""
         self._start("recorder", [sys.executable, "manage.py", "record_events"])
+
+    def start_recorder(self) -> None:
+        self.start_recorder_soon()
         wait_until(lambda: b"ready" in (self.state / "recorder.log").read_bytes())
 
     def _start(self, name: str, argv: list[str]) -> None:

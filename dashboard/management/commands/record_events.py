@@ -10,7 +10,6 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from dashboard import reaper
 from dashboard.recorder import Recorder
 from ops.jobs.errors import BadInput
 
@@ -28,7 +27,6 @@ class Command(BaseCommand):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise BadInput("Another recorder runs with this state folder", hint="One is enough; stop the other one first") from error
-            reaper.release_left_locks()
             self.stdout.write("recorder: ready")
             self.stdout.flush()
             Recorder(stop).run()
