@@ -36,7 +36,7 @@ log = logging.getLogger("roundhouse.companion")
 
 LOOK_S = 1.0  # journals are looked at this often even without a nudge
 BEAT_S = 5.0
-RECONCILE_S = 30.0
+RECONCILE_S = 5.0  # every 30 s is promised; what a look costs is a line of each open journal
 ANNOUNCE_S = 30.0
 AWAY_S = 1.0  # pause after Redis did not answer
 BATCH = 64
@@ -215,8 +215,8 @@ class Companion:
 
     def _reconcile(self) -> None:
         """Has every open job without a living runner ended, each in a process of its own."""
-        for job in list(reconcile.open_jobs(self.paths)):
-            if job not in self.reconciling and reconcile.needs_reconciling(self.paths, job):
+        for job, followed in self.followed.items():
+            if not followed.final and job not in self.reconciling and reconcile.needs_reconciling(self.paths, job):
                 log.warning("the runner of job %s is gone: reconciling", job)
                 self.reconciling[job] = reconcile.start(self.paths, job)
 

@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -61,22 +62,19 @@ def write_atomically(path: Path, text: str) -> None:
     sync_folder(path.parent)
 
 
+@dataclass(frozen=True, slots=True)
 class Nudge:
     """Tells the companion over a datagram socket that a journal grew. Nobody listening is fine: it looks by itself as well."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    path: Path
 
     def __call__(self, job: str) -> None:
         try:
-            with short_address(self.path) as address:
-                self._socket.sendto(job.encode(), address)
+            # A socket a call: some microseconds, beside a write to disk, and nothing to close or to inherit.
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender, short_address(self.path) as address:
+                sender.sendto(job.encode(), address)
         except OSError:
             pass  # no companion, or its queue is full: it reads all open journals every second anyway
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 class short_address:
@@ -208,7 +206,8 @@ class Journal:
     def open(cls, job: str, folder: Path, *, nudge: Callable[[str], None] | None = None, secrets: Iterable[str] = ()) -> Self:
         """Goes on with a journal (makes it if there is none); cuts off a torn end. Raises Refused while another process writes it."""
         descriptor = os.open(folder / "journal.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        cls._lock_file(descriptor, job)
+        # A killed process counts as gone (a zombie) while its last threads still end and hold its files: a moment's patience.
+        cls._lock_file(descriptor, job, patience_s=2.0)
         tail = Tail(folder / "journal.jsonl")
         while tail.read():
             pass
@@ -216,12 +215,17 @@ class Journal:
         return cls(job, folder, descriptor, tail.last_seq, nudge=nudge, secrets=secrets)
 
     @staticmethod
-    def _lock_file(descriptor: int, job: str) -> None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            raise Refused(f"Another process writes the journal of job `{job}`", kind="attached") from error
+    def _lock_file(descriptor: int, job: str, patience_s: float = 0.0) -> None:
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    os.close(descriptor)
+                    raise Refused(f"Another process writes the journal of job `{job}`", kind="attached") from error
+            time.sleep(0.05)
 
     def __call__(self, type: str, data: dict[str, Any]) -> None:
         """Says something. Log and progress may wait up to 250 ms, in order with the rest. Raises OpsError if the disk refuses it."""

@@ -19,7 +19,8 @@ _FORMS: list[tuple[re.Pattern[str], str]] = [
     (re.compile(r"\bsk-(?:[A-Za-z]+-)*[A-Za-z0-9_-]{16,}"), HIDDEN),
     (re.compile(r"(?i)\b(bearer\s+)[A-Za-z0-9._~+/=-]{6,}"), rf"\g<1>{HIDDEN}"),
     (re.compile(r"(?i)\b(authorization\s*[:=]\s*(?:basic|token)\s+)\S+"), rf"\g<1>{HIDDEN}"),
-    (re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://[^\s/@:'\"]*):[^\s/@'\"]+@"), rf"\g<1>:{HIDDEN}@"),
+    # The scheme's length is bounded: without that, a line of a million letters takes a million times a million steps.
+    (re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]{0,20}://[^\s/@:'\"]*):[^\s/@'\"]+@"), rf"\g<1>:{HIDDEN}@"),
     # Python's repr in vLLM's startup line: 'api_key': ['a', 'b'], 'hf_token': 'x'. None, True and False say that there is no secret.
     (re.compile(rf"(?i)(['\"]{_PRIVATE_NAME}['\"]\s*:\s*)(\[[^\]]*\]?|'[^']*'?|\"[^\"]*\"?)"), rf"\g<1>'{HIDDEN}'"),
     # Arguments and settings: --api-key X, api_key=X, HF_TOKEN=X (the value up to a blank, a comma or a bracket).
