@@ -1,6 +1,7 @@
 """A stand-in for `vllm serve`: does what the JSON in FAKE_VLLM says, to provoke what a real server cannot be made to do on demand.
 
-    {"log": [[delay_s, "line"], ...],   written one after the other (text as it is: "\\r" and missing newlines included)
+    {"log": [[delay_s, "line"], ...],   written one after the other (text as it is: "\\r" and missing newlines included);
+                                        a third value is how many times
      "serve": true,                     then answers /health and /v1/chat/completions on --port
      "exit": 1,                         or ends with this code
      "hang": true,                      or just waits
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 PLAN = json.loads(os.environ.get("FAKE_VLLM", "{}"))
 CHILD = "import signal, time, sys\nif 'stubborn' in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\ntime.sleep(120)"
@@ -48,15 +50,15 @@ def main() -> None:
     if PLAN.get("ignore_term"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if PLAN.get("tell"):
-        with open(PLAN["tell"], "w") as file:
-            json.dump({"argv": sys.argv, "env": dict(os.environ)}, file)
+        Path(PLAN["tell"]).write_text(json.dumps({"argv": sys.argv, "env": dict(os.environ)}))
     for kind in PLAN.get("children", []):
         child = subprocess.Popen([sys.executable, "-c", CHILD, kind], start_new_session=kind in {"setsid", "stubborn"},
                                  env={} if kind == "bare" else None, stdout=subprocess.PIPE)
         child.stdout.readline()
-    for delay, text in PLAN.get("log", []):
+    for delay, text, *times in PLAN.get("log", []):
         time.sleep(delay)
-        sys.stdout.write(text)
+        for _ in range(times[0] if times else 1):
+            sys.stdout.write(text)
         sys.stdout.flush()
     if "exit" in PLAN:
         sys.exit(PLAN["exit"])

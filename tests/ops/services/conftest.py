@@ -74,7 +74,7 @@ def make_record(short_path: Path) -> Iterator[Callable[..., ServiceRecord]]:
         for pid in manager.pids():
             os.kill(pid, signal.SIGKILL)
         if invocation:
-            wait_for(lambda invocation=invocation: not [p for p in processes.marked_with(MARK, invocation)])
+            wait_for(lambda invocation=invocation: not processes.marked_with(MARK, invocation))
 
 
 class Job:

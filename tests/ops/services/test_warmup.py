@@ -1,0 +1,249 @@
+"""Warmups of real processes that log as vLLM does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ops.gpus.source import GpuReading, GpuSnapshot
+from ops.jobs.errors import Cancelled, OpsError, Timeout
+from ops.records import ServiceRecord
+from ops.services import starting, state, warmup
+from ops.services.milestones import Parser
+from ops.services.process import ProcessManager
+from tests.ops.services.conftest import Job, wait_for
+
+Make = Callable[..., ServiceRecord]
+
+START = [
+    [0.05, "(APIServer pid=1) INFO 11-29 15:46:31 [u.py:1] vLLM API server version 0.16.0\n"],
+    [0.05, "(Worker_TP0 pid=3) INFO 11-29 15:46:32 [g.py:1] Starting to load model /models/tiny...\n"],
+    [0.05, "\rLoading safetensors checkpoint shards:  25% Completed | 1/4 [00:01<00:03,  1.0s/it]"],
+    [0.05, "\rLoading safetensors checkpoint shards: 100% Completed | 4/4 [00:04<00:00,  1.0s/it]\n"],
+    [0.02, "(Worker_TP0 pid=3) INFO 11-29 15:46:36 [g.py:1] Model loading took 7.00 GiB memory and 4.0 seconds\n"],
+    [0.02, "(Worker_TP0 pid=3) INFO 11-29 15:46:37 [b.py:1] Directly load the compiled graph(s) for dynamic shape from the cache, took 1.0 s\n"],
+    [0.02, "(Worker_TP0 pid=3) INFO 11-29 15:46:38 [w.py:1] Available KV cache memory: 10.00 GiB\n"],
+    [0.02, "(EngineCore_DP0 pid=2) INFO 11-29 15:46:39 [c.py:1] init engine (profile, create kv cache, warmup model) took 3.00 seconds\n"],
+    [0.02, "INFO:     Application startup complete.\n"],
+]
+CRASH = [
+    *START[:2],
+    [0.05, "(Worker_TP0 pid=3) ERROR 11-29 15:46:33 [m.py:1] WorkerProc failed to start.\n"
+           "(Worker_TP0 pid=3) ERROR 11-29 15:46:33 [m.py:1] Traceback (most recent call last):\n"
+           "(Worker_TP0 pid=3) ERROR 11-29 15:46:33 [m.py:1]   File \"/e/lib/python3.12/site-packages/flashinfer/jit/env.py\", line 1, in <module>\n"
+           "(Worker_TP0 pid=3) ERROR 11-29 15:46:33 [m.py:1] RuntimeError: "
+           "flashinfer-cubin version (0.6.3) does not match flashinfer version (0.6.4).\n"
+           "(EngineCore_DP0 pid=2) ERROR 11-29 15:46:34 [c.py:1] EngineCore failed to start.\n"
+           "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n"],
+]
+
+
+class Gpus:
+    def __init__(self, utilization: float | None) -> None:
+        self.utilization = utilization
+
+    def read(self) -> GpuSnapshot:
+        return GpuSnapshot(gpus=[GpuReading(index=0, uuid="u", name="GPU", utilization=self.utilization)])
+
+
+def watched(job: Job, record: ServiceRecord, **named: Any) -> warmup.WarmupResult:
+    starting.start(job.context, record)
+    return warmup.watch(job.context, record, source=Gpus(50.0), **named)
+
+
+def test_a_warmup_is_told_phase_by_phase(make_record: Make, job: Job) -> None:
+    record = make_record({"log": START, "serve": True})
+    result = watched(job, record)
+    assert [one["phase"] for one in result.phases] == ["start", "load", "compile", "kv_cache", "listening", "healthy"]
+    assert all(one["state"] == "done" and one["took_s"] is not None for one in result.phases)
+    assert sum(one["took_s"] for one in result.phases) == pytest.approx(result.total_s, abs=0.01)
+    assert result.cache == "hit" and result.release == record.current.resolve().name
+    told = [(one["phase"], one["state"]) for one in job.of("warmup.phase")]
+    assert told[0] == ("start", "running") and told[-1] == ("healthy", "done")
+    assert told.index(("load", "running")) < told.index(("load", "done")) < told.index(("compile", "running"))
+    [done] = job.of("warmup.done")
+    assert done["total_s"] == pytest.approx(result.total_s, abs=0.01) and done["cache"] == "hit"
+
+
+def test_the_log_comes_as_events_in_order_and_whole(make_record: Make, job: Job) -> None:
+    record = make_record({"log": START, "serve": True})
+    watched(job, record)
+    text = "".join(one["text"] for one in job.of("step.log"))
+    assert "Starting to load model" in text and "4/4" in text and text.index("vLLM API server version") < text.index("Application startup complete")
+    assert "1/4" not in text or text.index("1/4") < text.index("4/4")
+    assert all(one["dropped_bytes"] == 0 and len(one["text"].encode()) <= 65536 for one in job.of("step.log"))
+
+
+def test_secrets_of_its_environment_do_not_reach_the_events(make_record: Make, job: Job) -> None:
+    plan = {"log": [*START, [0, "api_key CANARY-one and hf_CANARYabcdefghijklmnop\n"]], "serve": True}
+    record = make_record(env={"FAKE_VLLM": json.dumps(plan), "VLLM_API_KEY": "CANARY-one"})
+    watched(job, record)
+    assert "CANARY" not in json.dumps([data for _, data in job.events])
+
+
+def test_it_is_remembered_and_the_next_one_has_an_estimate(make_record: Make, job: Job) -> None:
+    record = make_record({"log": START, "serve": True})
+    assert state.warmups(record) == []
+    watched(job, record)
+    [known] = state.warmups(record)
+    assert known["cache"] == "hit" and set(known["phases"]) == {"start", "load", "compile", "kv_cache", "listening", "healthy"}
+    assert all(one["estimate_s"] is None for one in job.of("warmup.phase"))
+    assert "no estimate yet" in job.of("step.progress")[0]["text"]
+    ProcessManager(record).kill()
+    wait_for(lambda: not ProcessManager(record).pids())
+    job.events.clear()
+    watched(job, record)
+    assert job.of("warmup.phase")[0]["estimate_s"] is not None
+    assert "left" in job.of("step.progress")[0]["text"]
+    assert len(state.warmups(record)) == 2
+
+
+def test_progress_is_told_at_most_every_half_second(make_record: Make, job: Job) -> None:
+    record = make_record({"log": [*START[:2], *[[0.05, f"\rLoading safetensors checkpoint shards:  1% Completed | {n}/40 [x]"] for n in range(1, 31)],
+                                  *START[4:]], "serve": True})
+    result = watched(job, record)
+    assert 2 <= len(job.of("step.progress")) <= result.total_s / 0.5 + 1
+    assert any("shards" in one["text"] for one in job.of("step.progress"))
+
+
+def test_a_crash_ends_the_watch_with_its_root_cause(make_record: Make, job: Job) -> None:
+    record = make_record({"log": CRASH, "exit": 1})
+    with pytest.raises(warmup.ServiceCrashed, match="flashinfer-cubin version") as caught:
+        watched(job, record)
+    assert 'flashinfer-cubin==0.6.4"' in caught.value.hint and "/e " in caught.value.hint and "exit code 1" in caught.value.why
+    [told] = job.of("diagnosis")
+    assert (told["fault"], told["kind"], told["rule"]) == (True, "flashinfer-cubin-mismatch", "flashinfer-cubin")
+    assert (told["exit_code"], told["phase"]) == (1, "load")
+    assert told["context"] and set(told) >= {"line", "text", "diagnosis", "fix", "lines"}
+    assert "Engine core initialization failed" in "".join(one["text"] for one in job.of("step.log")), "the rest of the log was read"
+    assert state.warmups(record) == []
+
+
+def test_an_end_with_code_0_and_an_empty_log_is_a_crash_too(make_record: Make, job: Job) -> None:
+    record = make_record({"log": [[0.3, "hello\n"]], "exit": 0})
+    with pytest.raises(warmup.ServiceCrashed, match="with exit code 0"):
+        watched(job, record)
+    assert job.of("diagnosis")[0]["fault"] is False
+
+
+def test_an_engine_that_failed_below_a_main_process_that_waits_is_a_crash(make_record: Make, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmup, "_FAILED_LIMIT_S", 0.3)
+    with pytest.raises(warmup.ServiceCrashed, match="flashinfer-cubin") as caught:
+        watched(job, make_record({"log": CRASH, "hang": True}))
+    assert "still waits" in caught.value.why
+
+
+def test_a_silent_start_with_idle_gpus_is_a_stall(make_record: Make, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = make_record({"log": START[:3], "hang": True})
+    starting.start(job.context, record)
+    monkeypatch.setattr(warmup._Watch, "STALL_LOOK_S", 0.1)
+    with pytest.raises(OpsError, match="hangs in phase `Load weights`, at 1 of 4") as caught:
+        warmup.watch(job.context, record, source=Gpus(0.0), stall_s=0.8)
+    assert caught.value.kind == "stalled" and "GPUs are idle" in caught.value.why
+
+
+def test_silence_with_busy_gpus_is_no_stall(make_record: Make, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = make_record({"log": [*START[:-1], [2.0, START[-1][1]]], "serve": True})
+    starting.start(job.context, record)
+    monkeypatch.setattr(warmup._Watch, "STALL_LOOK_S", 0.1)
+    assert warmup.watch(job.context, record, source=Gpus(90.0), stall_s=0.5).total_s > 2
+
+
+def test_without_gpu_readings_processor_time_tells_a_stall(make_record: Make, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = make_record({"log": START[:3], "hang": True})
+    starting.start(job.context, record)
+    monkeypatch.setattr(warmup._Watch, "STALL_LOOK_S", 0.1)
+    with pytest.raises(OpsError, match="hangs in phase") as caught:
+        warmup.watch(job.context, record, source=Gpus(None), stall_s=0.5)
+    assert "processes are idle" in caught.value.why
+
+
+def test_a_deadline_ends_the_watch(make_record: Make, job: Job) -> None:
+    with pytest.raises(Timeout, match="did not answer in time"):
+        watched(job, make_record({"log": START[:2], "hang": True}), deadline_s=0.5)
+
+
+def test_a_cancel_ends_the_watch_and_leaves_the_service(make_record: Make, job: Job) -> None:
+    record = make_record({"log": START[:2], "hang": True})
+    threading.Timer(1.0, lambda: setattr(job, "cancel", True)).start()
+    with pytest.raises(Cancelled):
+        watched(job, record)
+    assert ProcessManager(record).status().state == "starting"
+
+
+def test_healthy_but_not_answering_is_an_error(make_record: Make, job: Job) -> None:
+    with pytest.raises(OpsError, match="does not answer a chat request for model `tiny`") as caught:
+        watched(job, make_record({"log": START, "serve": True, "chat": 404}))
+    assert "404" in caught.value.why and "/v1/models" in caught.value.hint
+
+
+def test_a_service_that_does_not_run_cannot_be_watched(make_record: Make, job: Job) -> None:
+    with pytest.raises(OpsError, match="does not run"):
+        warmup.watch(job.context, make_record(), source=Gpus(0.0))
+
+
+def test_a_service_that_is_killed_while_it_starts_is_said_so(make_record: Make, job: Job) -> None:
+    record = make_record({"log": START[:2], "hang": True})
+    starting.start(job.context, record)
+    pid = ProcessManager(record).status().pid
+    assert pid is not None
+    threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
+    with pytest.raises(warmup.ServiceCrashed, match="SIGKILL"):
+        warmup.watch(job.context, record, source=Gpus(0.0))
+
+
+def test_a_flood_of_log_is_cut_with_a_mark(make_record: Make, job: Job) -> None:
+    flood = "x" * 1000 + "\n"
+    record = make_record({"log": [[0.1, flood, 5000], *START], "serve": True})
+    watched(job, record)
+    events = job.of("step.log")
+    sent = sum(len(one["text"]) for one in events)
+    assert sent < 4_000_000 and sum(one["dropped_bytes"] for one in events) > 500_000
+    assert [one["phase"] for one in job.of("warmup.done")[0]["phases"]][1] == "load", "milestones in what was left out are seen"
+
+
+def known(cache: str, **phases: float) -> dict[str, Any]:
+    return {"cache": cache, "phases": phases, "total_s": sum(phases.values())}
+
+
+def test_estimates_come_from_warmups_with_the_same_cache_state() -> None:
+    history = [known("miss", start=10, load=100, compile=200, healthy=10), known("hit", start=10, load=100, compile=20, healthy=10),
+               known("hit", start=12, load=120, compile=30, healthy=10)]
+    parser = Parser()
+    assert warmup.estimate_s(parser, 0, []) is None
+    assert warmup.estimate_s(parser, 5, history) == pytest.approx(11 + 110 + 25 + 10), "the last one's state, as long as it is not known"
+    parser.feed("(Worker pid=1) INFO 03-02 04:11:08 [x.py:1] Starting to load model /m...", 14)
+    parser.feed("Loading safetensors checkpoint shards:  50% Completed | 2/4 [x]", 60)
+    assert warmup.estimate_s(parser, 64, history) == pytest.approx(64 + 55 + 25 + 10), "half of the shards: half of the usual time"
+    parser.feed("(Worker pid=1) INFO 03-02 04:11:08 [x.py:1] Cache the graph of compile range (1, 8192) for later use", 120)
+    assert warmup.estimate_s(parser, 130, history) == pytest.approx(130 + 190 + 10)
+    assert warmup.estimate_s(parser, 130, history[1:]) is None, "no warmup with a cold cache is known"
+
+
+def test_a_watch_that_comes_late_takes_the_times_from_the_log(make_record: Make, job: Job) -> None:
+    record = make_record({"serve": True})
+    starting.start(job.context, record)
+    manager = ProcessManager(record)
+    status = manager.status()
+    began = time.time() - 600
+    lines = [(5, START[1][1]), (65, START[4][1]), (70, START[5][1]), (80, START[6][1]), (85, START[7][1]), (90, START[8][1])]
+    log = manager.log_path()
+    assert log is not None
+    with log.open("a") as file:
+        for after, text in lines:
+            file.write(text.replace("11-29 15:46", time.strftime("%m-%d %H:%M", time.localtime(began + after))).replace(
+                text[text.index("15:46:") + 6 : text.index("15:46:") + 8] + " [", time.strftime("%S", time.localtime(began + after)) + " [", 1)
+                if "15:46:" in text else text)
+    watch = warmup._Watch(job.context, record, manager, status, Gpus(1.0), 300.0)
+    watch.wall_start, watch.zero, watch.late = began, time.monotonic() - 600, True
+    result = watch.run()
+    took = {one["phase"]: one["took_s"] for one in result.phases}
+    assert took["start"] == pytest.approx(5, abs=1.1) and took["load"] == pytest.approx(60, abs=1.1)
+    assert state.warmups(record) == [], "only what was seen from the beginning is remembered"
