@@ -108,7 +108,7 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.humanize",
-    "django.contrib.staticfiles",
+    "dashboard.apps.StaticFiles",
     "django_htmx",
     "dashboard.apps.DashboardConfig",
 ]
@@ -139,6 +139,7 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "dashboard.permissions.context",
+                "dashboard.context_processors.shell",
             ],
         },
     },

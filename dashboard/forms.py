@@ -1,0 +1,113 @@
+"""What a person may ask for. Values are choices or short anchored texts; whatever reaches a node was one of these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.core.validators import RegexValidator
+
+from dashboard.models import Channel, Service
+
+# Run from a service's page or card; each with the words of its button
+ACTIONS = {"restart": "Restart", "sweep": "Sweep", "smoke": "Smoke tests", "integrity": "Integrity", "warmup": "Watch warmup",
+           "practice-reset": "Reset practice box"}
+DIAGNOSE_MAX = 700_000  # characters: below the console's own limit on a request
+_VERSION = RegexValidator(r"\A[0-9A-Za-z][0-9A-Za-z.+!_-]{0,79}\Z", "Give one exact version, as in 0.16.0rc2.dev344")
+_KEY = RegexValidator(r"\A[0-9a-f]{32}\Z", "This form is not ours; reload the page")
+
+
+def preset_choices() -> list[tuple[str, str]]:
+    """Names of the sweep presets with a few words on each: levels, tokens, minutes at most."""
+    from ops.benchmark.presets import PRESETS, settings
+
+    choices = []
+    for name in PRESETS:
+        if name == "custom":  # a name for settings given one by one; a form offers whole presets
+            continue
+        made = settings(name, base_url="http://127.0.0.1:8000", model="any")
+        levels = ", ".join(map(str, made.concurrencies)) if len(made.concurrencies) < 6 else f"{made.concurrencies[0]} to {made.concurrencies[-1]}"
+        choices.append((name, f"{name}: C = {levels}; {made.max_tokens} tokens; {made.size()['minutes']:.0f} min at most"))
+    return choices
+
+
+def channels_for(service: Service) -> list[Channel]:
+    """Channels that a service may be redeployed from: practice ones for practice services, the others for the others."""
+    return list(Channel.objects.filter(practice=service.practice))
+
+
+class KeyedForm(forms.Form):
+    """A form that starts a job: its key makes pressing twice one job."""
+
+    idempotency_key = forms.CharField(required=False, max_length=32, validators=[_KEY])
+
+    def key(self) -> str | None:
+        return self.cleaned_data.get("idempotency_key") or None
+
+
+class PlanForm(KeyedForm):
+    """What a redeploy should be planned from. Without a channel: the service's first."""
+
+    channel = forms.ChoiceField(required=False)
+    version = forms.CharField(required=False, max_length=80, validators=[_VERSION], strip=True)
+    coupling = forms.ChoiceField(required=False, choices=[("on", "on"), ("off", "off")])
+
+    def __init__(self, data: Any = None, *, service: Service) -> None:
+        super().__init__(data)
+        self.channels = channels_for(service)
+        self.fields["channel"].choices = [(c.name, c.name) for c in self.channels]  # type: ignore[attr-defined]
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or {}
+        if not self.channels:
+            raise forms.ValidationError("There is no channel for this service yet: nothing says where its wheels come from")
+        return cleaned
+
+    def chosen_channel(self) -> Channel:
+        wanted = self.cleaned_data.get("channel")
+        return next((c for c in self.channels if c.name == wanted), self.channels[0])
+
+    def coupled(self) -> bool:
+        return self.cleaned_data.get("coupling") != "off"
+
+
+class RedeployForm(KeyedForm):
+    """The confirmation of a plan. `plan_hash` is what the person looked at."""
+
+    plan_hash = forms.CharField(max_length=128)
+    smoke = forms.BooleanField(required=False)
+    sweep = forms.BooleanField(required=False)
+    purge = forms.BooleanField(required=False)
+    rollback = forms.BooleanField(required=False)
+    preset = forms.ChoiceField(required=False)
+
+    def __init__(self, data: Any = None) -> None:
+        super().__init__(data)
+        self.fields["preset"].choices = preset_choices()  # type: ignore[attr-defined]
+
+    def options(self) -> dict[str, Any]:
+        told = {name: bool(self.cleaned_data[name]) for name in ("smoke", "sweep", "purge", "rollback")}
+        return told | {"preset": self.cleaned_data.get("preset") or "quick"}
+
+
+class ActionForm(KeyedForm):
+    """Restart, sweep and the other one-button jobs."""
+
+    preset = forms.ChoiceField(required=False)
+
+    def __init__(self, data: Any = None, *, action: str) -> None:
+        super().__init__(data)
+        self.action = action
+        if action == "sweep":
+            self.fields["preset"].choices = preset_choices()  # type: ignore[attr-defined]
+        else:
+            del self.fields["preset"]
+
+    def params(self) -> dict[str, Any]:
+        return {"preset": self.cleaned_data.get("preset") or "quick"} if self.action == "sweep" else {}
+
+
+class DiagnoseForm(forms.Form):
+    """A log to be read."""
+
+    text = forms.CharField(max_length=DIAGNOSE_MAX, strip=False, widget=forms.Textarea)

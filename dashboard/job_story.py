@@ -1,0 +1,487 @@
+"""What a job's rows mean to a reader: its title, one line of result, its steps in groups, the strip of facts, the step to show.
+
+Everything here reads rows and gives plain data for templates; nothing writes. Pages and their live fragments use the same functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from dashboard.estimates import EARLIER, Usual, usual
+from dashboard.models import BenchmarkRun, Job, JobEvent, JobStep
+from dashboard.templatetags.roundhouse import clock, clock_unit, rate, size
+from ops.jobs.events import EventType, JobState
+
+TITLES = {
+    "plan": "Plan redeploy of", "redeploy": "Redeploy", "restart": "Restart", "warmup": "Watch warmup of", "sweep": "Sweep",
+    "purge": "Purge leftovers of", "smoke": "Smoke tests", "integrity": "Integrity of", "practice-reset": "Reset practice box",
+}
+TYPE_WORDS = {
+    "plan": "Plan", "redeploy": "Redeploy", "restart": "Restart", "warmup": "Warmup watch", "sweep": "Sweep", "purge": "Purge",
+    "smoke": "Smoke tests", "integrity": "Integrity", "practice-reset": "Reset practice box",
+}
+OPEN_STATES = (JobState.QUEUED, JobState.CLAIMED, JobState.RUNNING, JobState.CANCELLING, JobState.LOST)
+PARTS = 5  # colours for the parts of a whole: --part-1 to --part-5
+
+
+def title(job: Job) -> str:
+    name = TITLES.get(job.type, job.type.capitalize())
+    return name if job.type == "practice-reset" or job.service is None else f"{name} {job.service.name}"
+
+
+def release_words(job: Job) -> tuple[str, str]:
+    """(release before, release after) of a redeploy; empty where not known yet."""
+    report = (job.result or {}).get("report") or {}
+    plan = (job.result or {}).get("plan") or {}
+    release = report.get("release") or {}
+    return str(release.get("before") or plan.get("current") or ""), str(release.get("after") or plan.get("release") or "")
+
+
+def result_line(job: Job) -> str:
+    """One line for lists: how far it is, or what came out."""
+    result = job.result or {}
+    if job.state in (JobState.QUEUED, JobState.CLAIMED):
+        return "waiting for the node" if job.state == JobState.QUEUED else "starting on the node"
+    if not job.is_final:
+        step = next((s for s in job.steps.all() if s.state in ("running", "undoing")), None)
+        if step is None:
+            return "no heartbeat from the node" if job.state == JobState.LOST else ""
+        told = (step.progress or {}).get("text") or ""
+        return f"{step.title}: {told}" if told else str(step.title)
+    if job.state in (JobState.FAILED, JobState.INTERRUPTED):
+        rolled = {"done": "; rolled back", "failed": "; rollback failed"}.get(job.rollback, "")
+        return f"{job.reason}{rolled}"
+    if job.state == JobState.CANCELLED:
+        return job.reason or "cancelled"
+    if job.type == "redeploy":
+        changed = [p for p in (result.get("plan") or {}).get("packages", []) if p.get("change") != "same"]
+        vllm = next((p for p in changed if p.get("name") == "vllm"), None)
+        what = f"vllm {short_version(vllm['old'])} → {short_version(vllm['new'])}" if vllm else f"{len(changed)} packages changed"
+        return what + (f", down {duration_words(job.downtime_s)}" if job.downtime_s is not None else "")
+    if job.type == "plan":
+        changed = [p for p in (result.get("plan") or {}).get("packages", []) if p.get("change") != "same"]
+        return f"{len(changed)} packages would change" if result.get("plan") else ""
+    if job.type == "smoke":
+        return smoke_words(result.get("smoke") or [])
+    if job.type == "integrity" and (report := result.get("integrity")):
+        return integrity_words(report)
+    if job.type == "purge" and (purged := result.get("purge")):
+        return f"{len(purged.get('deleted') or [])} files, {size(purged.get('freed_bytes'))} freed"
+    if job.downtime_s is not None:
+        return f"down {duration_words(job.downtime_s)}"
+    last = [s for s in job.steps.all() if s.note]
+    return str(last[-1].note) if last else ""
+
+
+def short_version(version: str | None) -> str:
+    """A version as far as it tells builds apart: dev344 of 0.16.0rc2.dev344+practice."""
+    text = str(version or "absent").split("+")[0]
+    return text.rsplit(".", 1)[1] if ".dev" in text else text
+
+
+def duration_words(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{seconds:.1f} s" if seconds < 60 else f"{clock(seconds)} {clock_unit(seconds)}"
+
+
+def smoke_words(results: Sequence[dict[str, Any]]) -> str:
+    passed = sum(1 for r in results if r.get("outcome") == "passed")
+    return f"{passed} of {len(results)} passed" if results else ""
+
+
+def integrity_words(report: dict[str, Any]) -> str:
+    changed, missing, extra = (len(report.get(k) or []) for k in ("changed", "missing", "extra"))
+    if not changed + missing + extra:
+        return f"all {report.get('files') or 0:,} files match RECORD"
+    return ", ".join(f"{n} {w}" for n, w in ((changed, "changed"), (missing, "missing"), (extra, "extra")) if n)
+
+
+# ---- what to expect ----
+
+
+def earlier(job: Job) -> Usual:
+    """What jobs of this kind took before on this service."""
+    if job.service_id is None:
+        return Usual()
+    rows = (Job.objects.filter(service=job.service, number__lt=job.number, state__in=(JobState.SUCCEEDED, JobState.PARTIAL),
+                               type__in=("redeploy", "restart", "warmup", job.type)).prefetch_related("steps")[:EARLIER * 2])
+    return usual(rows, downtime_of=(job.type,))
+
+
+def downtime_estimate(job: Job) -> dict[str, Any] | None:
+    """Expected downtime of a redeploy planned by `job`: from earlier redeploys, else from the node's own warmups."""
+    known = usual(Job.objects.filter(service=job.service, type__in=("redeploy", "restart"), state__in=(JobState.SUCCEEDED, JobState.PARTIAL))
+                  .prefetch_related("steps")[:EARLIER * 2], downtime_of=("redeploy", "restart"))
+    told = ((job.result or {}).get("plan") or {}).get("estimate") or {}
+    if known.downtime_s is not None:
+        low, high = known.downtime_range or (None, None)
+        return {"seconds": known.downtime_s, "low": low, "high": high, "from": f"from {known.downtimes} earlier "
+                + ("start" if known.downtimes == 1 else "starts"), "usual": known}
+    if told.get("warmup_s"):
+        count = told.get("warmups") or 0
+        return {"seconds": told["warmup_s"], "low": None, "high": None, "from": f"the warmup alone, from {count} earlier "
+                + ("warmup" if count == 1 else "warmups"), "usual": known}
+    return None
+
+
+# ---- steps ----
+
+
+def step_groups(job: Job, known: Usual, *, selected: str = "", link: str = "") -> list[dict[str, Any]]:
+    """Steps in order, in groups: neighbours that take the service down are one group, `downtime` true."""
+    groups: list[dict[str, Any]] = []
+    for step in job.steps.all():
+        row = _step_row(job, step, known)
+        row["selected"], row["href"] = step.name == selected, f"{link}?step={step.name}"
+        if not groups or groups[-1]["downtime"] != step.downtime:
+            groups.append({"downtime": step.downtime, "steps": []})
+        groups[-1]["steps"].append(row)
+    return groups
+
+
+def _step_row(job: Job, step: JobStep, known: Usual) -> dict[str, Any]:
+    state, took, since = step.state, "", None
+    if state == "todo" and job.is_final:
+        state, took = "not reached", "not reached"
+    elif state == "todo":
+        expected = known.steps.get(step.name)
+        took = "" if expected is None else f"~{clock(expected)}"
+    elif state in ("running", "undoing"):
+        since = step.started_at
+    elif step.duration_s is not None:
+        took = clock(step.duration_s) if step.duration_s >= 10 else f"{step.duration_s:.1f} s"
+    return {"step": step, "state": state, "took": took, "since": since,
+            "undone": {"seconds": step.undo_s, "note": step.undo_note} if step.undo_s is not None else None}
+
+
+def chosen_step(job: Job, wanted: str = "") -> JobStep | None:
+    """The step to show: the one asked for; else the one running, the one that failed, the report, the last that did something."""
+    steps = list(job.steps.all())
+    by_name = {s.name: s for s in steps}
+    if wanted in by_name:
+        return by_name[wanted]
+    for state in ("running", "undoing", "failed", "cancelled", "interrupted"):
+        if found := [s for s in steps if s.state == state]:
+            return found[0]
+    if job.is_final and job.state in (JobState.SUCCEEDED, JobState.PARTIAL):
+        if "report" in by_name and (job.result or {}).get("report"):
+            return by_name["report"]
+        if done := [s for s in steps if s.state == "done"]:
+            return done[-1]
+    reached = [s for s in steps if s.state != "todo"]
+    return reached[-1] if reached else (steps[0] if steps else None)
+
+
+# ---- facts ----
+
+
+def facts(job: Job, known: Usual, run: BenchmarkRun | None) -> list[dict[str, Any]]:
+    """Five cells at most, most wanted first."""
+    return _facts_after(job, run) if job.is_final else _facts_during(job, known, run)
+
+
+def _cell(term: str, value: Any = "", unit: str = "", *, small: str = "", tone: str = "", since: Any = None, key: str = "",
+          small_time: Any = None) -> dict[str, Any]:
+    return {"term": term, "value": value, "unit": unit, "small": small, "tone": tone, "since": since, "key": key, "small_time": small_time}
+
+
+def _facts_during(job: Job, known: Usual, run: BenchmarkRun | None) -> list[dict[str, Any]]:
+    steps = list(job.steps.all())
+    step = next((s for s in steps if s.state in ("running", "undoing")), None)
+    words = {JobState.QUEUED: "Queued", JobState.CLAIMED: "Starting", JobState.LOST: "Lost contact", JobState.CANCELLING: "Cancelling"}
+    now = words.get(JobState(job.state)) or (f"Undo: {step.title}" if step and step.state == "undoing" else step.title if step else "Between steps")
+    told = (step.progress or {}).get("text") or "" if step else ""
+    if job.state == JobState.LOST:
+        told = "no heartbeat; the lock is kept"
+    elif not told and job.state == JobState.QUEUED:
+        told = f"waiting for {job.node.name}"
+    elif not told and step:
+        told = f"step {step.index + 1} of {len(steps)}"
+    started = job.claimed_at or job.created_at
+    cells = [_cell("Now", now, small=told, tone="warn" if job.state in (JobState.LOST, JobState.CANCELLING) else "run", key="now"),
+             _cell("Elapsed", since=started, small="since", small_time=started, key="elapsed")]
+    if step is not None and step.name == "sweep" and run is not None:
+        return [*cells, *_sweep_facts(run)]
+    if (left := _left(steps, known)) is not None:
+        cells.append(_cell("Done in about", clock(left), unit=clock_unit(left), small="from earlier jobs of this service", key="left"))
+    else:
+        cells.append(_cell("Done in about", "no estimate yet", small="the first job of this kind here", key="left"))
+    if job.downtime_since is not None:
+        expected = "" if known.downtime_s is None else f"expected {clock(known.downtime_s)}"
+        cells.append(_cell("Service down", since=job.downtime_since, tone="warn", small=expected, key="down"))
+    elif job.downtime_s is not None:
+        cells.append(_cell("Service was down", clock(job.downtime_s), unit=clock_unit(job.downtime_s), small="until the first healthy answer", key="down"))
+    elif any(s.downtime for s in steps):
+        expected = "no estimate yet" if known.downtime_s is None else f"about {clock(known.downtime_s)} to come"
+        cells.append(_cell("Service down", "not yet", small=expected, key="down"))
+    if job.type in ("redeploy", "restart"):
+        off = job.params.get("rollback", True) is False
+        cells.append(_cell("If it fails", "Stays as it is" if off else "Back to the last good", small="rollback was turned off" if off else "by itself"))
+    return cells
+
+
+def _sweep_facts(run: BenchmarkRun) -> list[dict[str, Any]]:
+    levels = list(run.levels.all())
+    single = next((lv for lv in levels if lv.concurrency == 1 and lv.output_tok_s is not None), None)
+    finished = [lv for lv in levels if lv.state == "done"]
+    live = next((lv for lv in levels if lv.state == "running"), None)
+    latest = max(finished, key=lambda lv: lv.concurrency, default=None)
+    shown = live if live is not None and live.output_tok_s is not None else latest
+    return [
+        _cell("Output throughput, live", rate(shown.output_tok_s) if shown else "", unit="tok/s" if shown else "", key="tput",
+              small=f"at C = {(live or shown).concurrency}" if (live or shown) else "before the first level"),
+        _cell("Single stream", rate(single.output_tok_s) if single else "", unit="tok/s" if single else "", small=target_words(run, single), key="single"),
+        _cell("Errors", sum(lv.errors for lv in levels), small=f"of {sum(lv.finished for lv in levels):,} requests", key="errors"),
+    ]
+
+
+def target_words(run: BenchmarkRun, single: Any) -> str:
+    goal = (run.service.record.get("target_tok_s") if run.service else None) or []
+    if single is None or single.output_tok_s is None:
+        return "not measured"
+    if len(goal) != 2:
+        return "no target set"
+    words = f"target {goal[0]:g}–{goal[1]:g}"
+    return f"{words} met" if single.output_tok_s >= goal[0] else f"{words} missed"
+
+
+def _left(steps: Sequence[JobStep], known: Usual) -> float | None:
+    """Seconds to go; None unless every step that is left is known."""
+    left = 0.0
+    for step in steps:
+        if step.state in ("todo", "running"):
+            expected = known.steps.get(step.name)
+            if expected is None:
+                return None
+            spent = (timezone.now() - step.started_at).total_seconds() if step.state == "running" and step.started_at else 0.0
+            left += max(0.0, expected - spent)
+    return left
+
+
+def _facts_after(job: Job, run: BenchmarkRun | None) -> list[dict[str, Any]]:
+    result = job.result or {}
+    took = job.duration_s
+    if took is None and job.finished_at:
+        took = (job.finished_at - (job.claimed_at or job.created_at)).total_seconds()
+    serving = took - job.downtime_s if took is not None and job.downtime_s is not None and took >= job.downtime_s else None
+    cells = [_cell("Took", *_clocked(took), small=f"{duration_words(serving)} of it while serving" if serving is not None else "")]
+    if job.downtime_s is not None or any(s.downtime for s in job.steps.all()):
+        was = _clocked(job.downtime_s) if job.downtime_s is not None else ("not at all", "")
+        still = "it does not answer yet" if job.downtime_since is not None else "stop to first healthy answer" if job.downtime_s else ""
+        cells.append(_cell("Service down", *was, small=still, tone="warn" if job.downtime_since else ""))
+    if plan := result.get("plan"):
+        packages = plan.get("packages") or []
+        changed = sum(1 for p in packages if p.get("change") != "same")
+        cells.append(_cell("Packages", f"{changed} {'would change' if job.type == 'plan' else 'changed'}", small=f"of {len(packages)}"))
+    if smoke := result.get("smoke"):
+        passed = sum(1 for r in smoke if r.get("outcome") == "passed")
+        cells.append(_cell("Smoke tests", f"{passed} of {len(smoke)}", small=f"passed in {duration_words(sum(r.get('took_s') or 0 for r in smoke))}",
+                           tone="" if passed == len(smoke) else "fail"))
+    if run is not None:
+        measured = [lv for lv in run.levels.all() if lv.output_tok_s is not None]
+        single = next((lv for lv in measured if lv.concurrency == 1), None)
+        if single is not None:
+            cells.append(_cell("Single stream", rate(single.output_tok_s), unit="tok/s", small=target_words(run, single)))
+        elif measured:
+            best = max(measured, key=lambda lv: lv.output_tok_s or 0)
+            cells.append(_cell("Best throughput", rate(best.output_tok_s), unit="tok/s", small=f"at C = {best.concurrency}"))
+    if report := result.get("integrity"):
+        cells.append(_cell("Files", f"{report.get('files') or 0:,} checked", small=integrity_words(report)))
+    if purged := result.get("purge"):
+        cells.append(_cell("Freed", *size(purged.get("freed_bytes")).split("\u202f"), small=f"{len(purged.get('deleted') or [])} files"))
+    return cells[:5]
+
+
+def _clocked(seconds: float | None) -> tuple[str, str]:
+    if seconds is None:
+        return "not measured", ""
+    return (f"{seconds:.1f}", "s") if seconds < 60 else (clock(seconds), clock_unit(seconds))
+
+
+# ---- parts of a job's page ----
+
+
+def events(job: Job, *types: EventType) -> list[JobEvent]:
+    return list(JobEvent.objects.filter(job=job, type__in=types).order_by("seq"))
+
+
+def findings(job: Job, step: JobStep | None = None) -> list[dict[str, Any]]:
+    """The job's findings, blocking ones first; of one step's subject where the step is named."""
+    listed = (job.result or {}).get("findings")
+    if listed is None:
+        listed = [e.data for e in events(job, EventType.FINDING)]
+    if step is not None:
+        listed = [f for f in listed if f.get("subject") == step.name or f.get("step") == step.name]
+    order = {"stop": 0, "warning": 1, "note": 2, "ok": 3}
+    return sorted(listed, key=lambda f: order.get(f.get("level"), 2))
+
+
+def counted(found: Sequence[dict[str, Any]]) -> dict[str, int]:
+    return {level: sum(1 for f in found if f.get("level") == level) for level in ("stop", "warning", "note", "ok")}
+
+
+def warmup_phases(job: Job, known: Usual, *, of: str = "warmup") -> dict[str, Any] | None:
+    """Phases of a warmup with their usual times, from events, so that a running one is there too.
+
+    `of`: the step "warmup", or "stop", whose undo starts the last good release and watches that one's warmup.
+    """
+    begun: dict[str, dict[str, Any]] = {}
+    started_at: float | None = None
+    inside = False
+    for event in events(job, EventType.WARMUP_PHASE, EventType.STEP_STARTED, EventType.STEP_UNDOING):
+        if event.type == EventType.WARMUP_PHASE:
+            if inside:
+                row = begun.setdefault(event.data["phase"], {"since": event.at})
+                row.update(event.data)
+                row["at"] = event.at
+        else:
+            opens = EventType.STEP_STARTED if of == "warmup" else EventType.STEP_UNDOING
+            inside = event.type == opens and event.data.get("step") == of
+            if inside:
+                begun, started_at = {}, event.at
+    from ops.services.warmup import PHASES
+
+    rows: list[dict[str, Any]] = []
+    for name, words in PHASES:
+        rows.append({"phase": name, "title": words, "state": "todo", "usual": known.phases.get(name), **begun.pop(name, {})})
+    rows += [{"usual": known.phases.get(name), **row} for name, row in begun.items()]
+    if not any(row["state"] != "todo" for row in rows) and started_at is None:
+        return None
+    total = ((job.result or {}).get("warmup") or {}) if of == "warmup" and not any(s.state == "failed" and s.name == "warmup" for s in job.steps.all()) else {}
+    for row in rows:
+        row["difference"] = row["took_s"] - row["usual"] if row.get("took_s") is not None and row.get("usual") is not None else None
+        if job.is_final and row["state"] == "running":
+            row["state"] = "failed"
+        elif job.is_final and row["state"] == "todo":
+            row["state"] = "not reached"
+        if row["state"] == "running":
+            row["running_since"] = row["since"]
+    return {"rows": rows, "bar": _phase_bar(rows, known), "since": started_at, "total_s": total.get("total_s"), "cache": total.get("cache"),
+            "usual_s": known.warmup_s, "warmups": known.warmups, "has_usual": any(r.get("usual") is not None for r in rows)}
+
+
+def _phase_bar(rows: Sequence[dict[str, Any]], known: Usual) -> list[dict[str, Any]]:
+    """Phases to scale: what each took, else what it usually takes; equal parts while nothing is known."""
+    now = timezone.now().timestamp()
+    lengths = []
+    for row in rows:
+        spent = now - row["since"] if row["state"] == "running" and row.get("since") else 0.0
+        lengths.append(max(row.get("took_s") or 0.0, row.get("usual") or 0.0, spent) if known.phases or row.get("took_s") else None)
+    guess = [v for v in lengths if v] or [1.0]
+    filled = [v if v else max(sum(guess) * 0.02, 0.5) if known.phases else sum(guess) / len(guess) for v in lengths]
+    total = sum(filled) or 1.0
+    parts = []
+    for row, length in zip(rows, filled, strict=True):
+        share = length / total
+        done = {"done": 1.0, "failed": 1.0}.get(row["state"], 0.0)
+        if row["state"] == "running":
+            done = min(0.97, (now - row["since"]) / length) if row.get("usual") else 0.5
+        kind = {"running": "b-now", "failed": "b-fail"}.get(row["state"], "b-done")
+        parts.append({"kind": kind, "share": share, "filled": done, "title": row["title"]})
+    return parts
+
+
+def warmup_parts(warmup: dict[str, Any]) -> list[dict[str, Any]]:
+    """A finished warmup as parts of one whole, at most five: the report's bar and its legend."""
+    phases = [p for p in warmup.get("phases") or [] if p.get("took_s")]
+    if len(phases) > PARTS:
+        rest = phases[PARTS - 1:]
+        phases = [*phases[:PARTS - 1], {"phase": "rest", "title": f"{rest[0].get('title', rest[0]['phase'])} and after", "took_s": sum(p["took_s"] for p in rest)}]
+    total = sum(p["took_s"] for p in phases) or 1.0
+    return [{"kind": f"b-part-{n}", "swatch": f"part-{n}", "share": p["took_s"] / total, "title": p.get("title") or p["phase"], "took_s": p["took_s"]}
+            for n, p in enumerate(phases, start=1)]
+
+
+def level_rows(run: BenchmarkRun) -> list[dict[str, Any]]:
+    """The levels table: measured ones, the running one, and those to come."""
+    measured = {level.concurrency: level for level in run.levels.all()}
+    asked = [int(c) for c in (run.settings or {}).get("concurrencies") or []]
+    wanted = sorted({*measured, *asked})
+    rows = []
+    for c in wanted:
+        level = measured.get(c)
+        metrics = (level.metrics or {}) if level else {}
+        tput = level.output_tok_s if level else None
+        state = level.state if level else "todo"
+        if run.state != "running" and state in ("running", "todo"):
+            state = "not reached"
+        rows.append({
+            "c": c, "level": level, "state": state, "tput": tput, "per_user": tput / c if tput is not None and c else None,
+            "requests": (level.requests if level else None) or _asked_requests(run, asked.index(c) if c in asked else None, c),
+            "mean": level.e2e_mean_s if level else None, "p50": level.e2e_p50_s if level else None, "p99": level.e2e_p99_s if level else None,
+            "ttft_ms": level.ttft_p50_ms if level else None, "errors": level.errors if level and state != "todo" else None,
+            "finished": level.finished if level else None, "few": level is not None and level.state == "done" and level.e2e_p99_s is None, "metrics": metrics,
+        })
+    return rows
+
+
+def _asked_requests(run: BenchmarkRun, index: int | None, concurrency: int) -> int | None:
+    """Requests that a level will send, from the run's settings: a list beside the concurrencies, a mapping, or one number."""
+    asked = (run.settings or {}).get("requests")
+    if isinstance(asked, list) and index is not None and index < len(asked):
+        return int(asked[index])
+    if isinstance(asked, dict):
+        found = asked.get(str(concurrency), asked.get(concurrency))
+        return None if found is None else int(found)
+    return asked if isinstance(asked, int) else None
+
+
+def sweep_bar(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Levels to scale: the square root of concurrency stands for how long a level takes, until it has been measured."""
+    weights = [row["metrics"].get("whole_s") or max(row["c"], 1) ** 0.5 for row in rows]
+    if any(row["metrics"].get("whole_s") for row in rows) and not all(row["metrics"].get("whole_s") for row in rows):
+        weights = [max(row["c"], 1) ** 0.5 for row in rows]
+    total = sum(weights) or 1.0
+    parts = []
+    for row, weight in zip(rows, weights, strict=True):
+        filled = {"done": 1.0, "failed": 1.0}.get(row["state"], 0.0)
+        if row["state"] == "running":
+            filled = (row["finished"] or 0) / row["requests"] if row["requests"] else 0.5
+        parts.append({"kind": "b-now" if row["state"] == "running" else "b-fail" if row["state"] == "failed" else "b-done", "share": weight / total,
+                      "filled": filled, "title": f"C = {row['c']}"})
+    return parts
+
+
+def timeline(job: Job) -> list[dict[str, Any]]:
+    """The story of a failure and its rollback: stop, start, decisive line, each undo, first healthy answer."""
+    rows: list[dict[str, Any]] = []
+    titles = {s.name: s.title for s in job.steps.all()}
+    kinds = (EventType.STEP_FINISHED, EventType.DIAGNOSIS, EventType.STEP_UNDONE, EventType.DOWNTIME_STARTED, EventType.DOWNTIME_ENDED)
+    for event in events(job, *kinds):
+        data = event.data
+        if event.type == EventType.STEP_FINISHED:
+            if data["outcome"] == "done" and data["step"] in ("stop", "switch", "start"):
+                words = {"stop": "Stopped", "switch": "Switched to the new release", "start": "Started"}[data["step"]]
+                note = data.get("note") or ""
+                shape = {"stop": "off", "switch": "right", "start": "play"}[data["step"]]
+                rows.append({"at": event.at, "icon": shape, "text": words + (f", {note}" if note else "")})
+            elif data["outcome"] in ("failed", "cancelled"):
+                what = "failed" if data["outcome"] == "failed" else "was cancelled"
+                rows.append({"at": event.at, "icon": "fail" if data["outcome"] == "failed" else "off", "tone": "fail" if data["outcome"] == "failed" else "",
+                             "text": f"{titles.get(data['step'], data['step'])} {what}"})
+        elif event.type == EventType.DIAGNOSIS and data.get("text"):
+            rows.append({"at": event.at, "icon": "fail", "tone": "fail", "text": "The decisive line was found"})
+        elif event.type == EventType.STEP_UNDONE and (data.get("note") or data["outcome"] == "failed"):
+            failed = data["outcome"] == "failed"
+            rows.append({"at": event.at, "icon": "fail" if failed else "rollback", "tone": "fail" if failed else "",
+                         "text": data.get("note") or f"Undo of {titles.get(data['step'], data['step'])} failed"})
+        elif event.type == EventType.DOWNTIME_ENDED and rows:
+            rows.append({"at": event.at, "icon": "ok", "tone": "ok", "text": f"First healthy answer on {data.get('release') or 'the old release'}"})
+    return rows
+
+
+def newest_run_before(run: BenchmarkRun) -> BenchmarkRun | None:
+    """The last finished run of the same service, model and kind (practice or not) before this one."""
+    if run.service_id is None:
+        return None
+    return (BenchmarkRun.objects.filter(service=run.service, model=run.model, practice=run.practice, state="done", started_at__lt=run.started_at)
+            .exclude(pk=run.pk).prefetch_related("levels").order_by("-started_at").first())
+
+
+def is_silent(seen_at: Any, *, after_s: float = 60) -> bool:
+    return seen_at is None or timezone.now() - seen_at > timedelta(seconds=after_s)

@@ -1,0 +1,288 @@
+"""Jobs: the list, and one job as a page like that of a CI run. Each part is a fragment that the live page fetches again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.paginator import Paginator
+from django.db.models import Sum
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods, require_safe
+
+from dashboard import charts, dispatch, job_story
+from dashboard.models import BenchmarkRun, Job, JobEvent, JobStep, Service
+from dashboard.views.fleet import job_rows, node_card, service_card
+from ops.jobs.events import EventType, JobState
+
+PAGE = 50
+TAIL_LINES = 200  # lines of the log that the page itself carries; the script fetches the rest
+TAIL_EVENTS = 400
+FILTERS = {
+    "open": job_story.OPEN_STATES, "succeeded": (JobState.SUCCEEDED, JobState.PARTIAL), "failed": (JobState.FAILED, JobState.INTERRUPTED),
+    "cancelled": (JobState.CANCELLED,),
+}
+COMMANDS = ("uv", "pip", "python", "export", "sudo", "apt-get", "apt", "kill", "systemctl", "rm", "ulimit", "huggingface-cli", "hf")
+FRAGMENTS = ("head", "notice", "facts", "steps", "panels")
+
+
+@require_safe
+def jobs(request: HttpRequest) -> HttpResponse:
+    rows = Job.objects.select_related("service", "node", "by").prefetch_related("steps")
+    chosen = {key: request.GET.get(key, "") for key in ("state", "type", "service")}
+    if chosen["state"] in FILTERS:
+        rows = rows.filter(state__in=FILTERS[chosen["state"]])
+    if chosen["type"] in job_story.TYPE_WORDS:
+        rows = rows.filter(type=chosen["type"])
+    if chosen["service"]:
+        node, _, name = chosen["service"].partition("/")
+        rows = rows.filter(service__node__name=node, service__name=name)
+    page = Paginator(rows, PAGE).get_page(request.GET.get("page"))
+    query = "&".join(f"{k}={v}" for k, v in chosen.items() if v)
+    context = {"page": page, "rows": job_rows(list(page.object_list)), "chosen": chosen, "filtered": any(chosen.values()), "query": query,
+               "types": job_story.TYPE_WORDS, "services": [f"{s.node.name}/{s.name}" for s in Service.objects.select_related("node")],
+               "any": Job.objects.exists()}
+    part = request.headers.get("X-Roundhouse-Fragment") == "part"
+    return render(request, "jobs/_list.html" if part else "jobs/list.html", context)
+
+
+def _job(number: int) -> Job:
+    return get_object_or_404(Job.objects.select_related("service", "service__node", "node", "by").prefetch_related("steps"), number=number)
+
+
+@require_safe
+def job(request: HttpRequest, number: int) -> HttpResponse:
+    found = _job(number)
+    if found.type == "plan" and "step" not in request.GET:
+        return redirect("plan", number=number)
+    return render(request, "jobs/job.html", job_context(found, request.GET.get("step", "")))
+
+
+@require_safe
+def fragment(request: HttpRequest, number: int, name: str) -> HttpResponse:
+    """One part of the job's page. The header X-Job-Seq says up to which event it knows."""
+    found = _job(number)
+    if name == "plan" and found.type == "plan":
+        from dashboard.views.plans import plan_context
+
+        response = render(request, "plans/_plan.html", plan_context(found))
+    elif name in FRAGMENTS:
+        response = render(request, f"jobs/_{name}.html", job_context(found, request.GET.get("step", "")))
+    else:
+        raise Http404("A job has no such part")
+    response.headers["X-Job-Seq"] = str(found.last_seq)
+    return response
+
+
+def job_context(found: Job, wanted: str = "") -> dict[str, Any]:
+    """Everything that the page and its fragments show of a job."""
+    known = job_story.earlier(found)
+    step = job_story.chosen_step(found, wanted)
+    run = found.runs.select_related("service").prefetch_related("levels").order_by("-started_at").first()
+    before, after = job_story.release_words(found)
+    link = reverse("job", args=[found.number])
+    return {
+        "job": found, "title": job_story.title(found), "known": known, "step": step, "explicit": bool(wanted), "run": run,
+        "release_before": before, "release_after": after, "facts": job_story.facts(found, known, run),
+        "groups": job_story.step_groups(found, known, selected=step.name if step else "", link=link),
+        "down": _down(found), "service_card": service_card(found.service) if found.service else None, "link": link,
+        "panels": panels(found, step, known, run), "started": found.claimed_at or found.created_at, "seq": found.last_seq,
+        "report": (found.result or {}).get("report"),
+    }
+
+
+def _down(found: Job) -> dict[str, Any]:
+    return {"since": found.downtime_since, "seconds": found.downtime_s}
+
+
+def panels(found: Job, step: JobStep | None, known: Any, run: BenchmarkRun | None) -> dict[str, Any]:
+    """The content of the chosen step, by what the step is. A failed job shows its diagnosis with the step that failed."""
+    if step is None:
+        return {}
+    shown: dict[str, Any] = {"name": step.name, "progress": _progress(step), "findings": []}
+    result = found.result or {}
+    failed_here = step.state in ("failed", "interrupted", "cancelled")
+    if step.name in ("preflight", "plan", "verify", "build"):
+        subjects = {"preflight": ("preflight", "host", "guards"), "plan": ("plan",), "verify": ("verify", "release"), "build": ("build",)}[step.name]
+        shown["findings"] = [f for f in job_story.findings(found) if f.get("subject") in subjects]
+        shown["counted"] = job_story.counted(shown["findings"])
+    if step.name == "plan":
+        shown["plan"] = result.get("plan")
+    if step.name == "warmup" or (step.name == "stop" and (step.state in ("undoing", "undone") or step.undo_s is not None)):
+        shown["warmup"] = job_story.warmup_phases(found, known, of=step.name)
+        if not found.is_final and found.service is not None:
+            shown["gpus"] = node_card(found.node, history=False)
+    if step.name == "smoke":
+        shown["smoke"] = result.get("smoke") or [e.data for e in job_story.events(found, EventType.SMOKE_RESULT)]
+    if step.name == "sweep" and run is not None:
+        shown["sweep"] = sweep_panel(found, run)
+    if step.name == "purge":
+        shown["purge"] = result.get("purge")
+    if step.name == "integrity":
+        event = JobEvent.objects.filter(job=found, type=EventType.INTEGRITY).order_by("-seq").first()
+        shown["integrity"] = event.data if event else None
+    if step.name == "report" and result.get("report"):
+        shown["report"] = report_panel(found, run)
+    if failed_here:
+        shown["diagnosis"] = diagnosis_card(result["diagnosis"], found) if result.get("diagnosis") else None
+        shown["error"] = found.error
+        timeline = job_story.timeline(found)
+        shown["timeline"] = timeline if found.rollback != "none" or len(timeline) > 2 else []
+    shown["log"] = log_tail(found, step)
+    return shown
+
+
+def _progress(step: JobStep) -> dict[str, Any] | None:
+    told = step.progress
+    if not told or step.state not in ("running", "undoing", "failed"):
+        return None
+    done, total = told.get("done"), told.get("total")
+    share = min(1.0, done / total) if total and done is not None else None
+    return {**told, "share": share, "percent": round(share * 100) if share is not None else None,
+            "parts": [{"kind": "b-now" if step.state != "failed" else "b-fail", "share": share or 0}]}
+
+
+def sweep_panel(found: Job | None, run: BenchmarkRun) -> dict[str, Any]:
+    """Charts' data and the levels table of a run; with the seconds of the level that runs now."""
+    levels = list(run.levels.all())
+    before = job_story.newest_run_before(run)
+    rows = job_story.level_rows(run)
+    data = charts.curves(run, levels, before=before, before_levels=list(before.levels.all()) if before else [])
+    seconds: dict[str, Any] = {"c": None, "x": [], "y": []}
+    if found is not None and run.state == "running":
+        begun = JobEvent.objects.filter(job=found, type=EventType.LEVEL_STARTED).order_by("-seq").first()
+        if begun is not None:
+            seconds = charts.level_seconds(
+                e.data for e in JobEvent.objects.filter(job=found, type=EventType.LEVEL_SECOND, seq__gt=begun.seq).order_by("seq"))
+            seconds["c"] = begun.data.get("concurrency")
+    data["seconds"] = seconds
+    data["seq"] = found.last_seq if found is not None else 0
+    measured = [row for row in rows if row["tput"] is not None and row["state"] == "done"]
+    return {"run": run, "rows": rows, "data": data, "bar": job_story.sweep_bar(rows), "before": before, "few": any(row["few"] for row in rows),
+            "running": run.state == "running", "highlights": _highlights(measured), "errors": run.levels.aggregate(n=Sum("errors"))["n"] or 0,
+            "done_percent": round(100 * sum(1 for r in rows if r["state"] == "done") / len(rows)) if rows else 0,
+            "max_tokens": (run.settings or {}).get("max_tokens")}
+
+
+def _highlights(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The story's three numbers: the lowest level, 8 or the middle, the highest."""
+    if len(rows) <= 3:
+        return rows
+    middle = next((row for row in rows[1:-1] if row["c"] == 8), rows[len(rows) // 2])
+    return [rows[0], middle, rows[-1]]
+
+
+def report_panel(found: Job, run: BenchmarkRun | None) -> dict[str, Any]:
+    """The four parts, as `ops/report.py` wrote them, with the run's charts beside."""
+    report = (found.result or {})["report"]
+    verified = report.get("service_verified") or {}
+    warmup = verified.get("warmup") or {}
+    reinstall = report.get("reinstall") or {}
+    cleanup = report.get("cleanup") or {}
+    deleted = cleanup.get("deleted") or []
+    return {**report, "parts": job_story.warmup_parts(warmup) if warmup else [], "sweep": sweep_panel(found, run) if run is not None else None,
+            "roots": sorted({str(item.get("path", item) if isinstance(item, dict) else item).rsplit("/", 1)[0] for item in deleted}),
+            "guards_hold": sum(1 for g in verified.get("guards") or [] if g.get("holds")), "shown_packages": (reinstall.get("changed") or [])[:12],
+            "kinds": sorted({str(item["kind"]).replace("-", " ") + "s" for item in deleted if isinstance(item, dict) and item.get("kind")})}
+
+
+def diagnosis_card(found: dict[str, Any], job: Job | None = None) -> dict[str, Any]:
+    """A diagnosis (`Diagnosis.as_dict`) with its decisive line among its neighbours, and the first command of its fix to copy."""
+    decisive = found.get("line")
+    rows = [{**row, "decisive": row.get("number") == decisive} for row in found.get("context") or []]
+    if not rows and found.get("text"):
+        rows = [{"number": decisive, "text": found["text"], "decisive": True}]
+    commands = [part for part in str(found.get("fix") or "").split("`")[1::2] if part.split(" ")[0] in COMMANDS]
+    return {**found, "rows": rows, "command": commands[0] if commands else "", "job": job}
+
+
+# ---- log ----
+
+
+def log_tail(found: Job, step: JobStep) -> dict[str, Any]:
+    """The last lines of a step's log, for the page before its script runs, and where the script gets all of it."""
+    events = list(JobEvent.objects.filter(job=found, type=EventType.STEP_LOG, data__step=step.name).order_by("-seq")[:TAIL_EVENTS])[::-1]
+    total = JobEvent.objects.filter(job=found, type=EventType.STEP_LOG, data__step=step.name).count()
+    lines = [line for text in _texts(events) for line in text.split("\n")[:-1] or [text]]
+    whole = total <= TAIL_EVENTS and len(lines) <= TAIL_LINES
+    first = 1 if whole else None
+    tail = lines[-TAIL_LINES:]
+    return {"lines": [{"number": first + n if first else None, "text": line} for n, line in enumerate(tail)], "whole": whole, "any": bool(lines),
+            "count": len(lines) if total <= TAIL_EVENTS else None, "url": f"{reverse('job_log', args=[found.number])}?step={step.name}", "step": step.name}
+
+
+def _texts(events: Any) -> Iterator[str]:
+    """Log text of events, with a line where the node had to leave something out."""
+    for event in events:
+        text = str(event.data.get("text") or "")
+        yield text if text.endswith("\n") or not text else f"{text}\n"
+        if event.data.get("dropped_bytes"):
+            yield f"Roundhouse: {event.data['dropped_bytes']:,} bytes were left out here; the node keeps the whole log\n"
+
+
+@require_safe
+def job_log(request: HttpRequest, number: int) -> HttpResponse | StreamingHttpResponse:
+    """A step's log (or, without `step`, the job's) as text to download; `?format=json` for the page: {"step", "seq", "text"}.
+
+    `seq` is the job's last event when the text was read: the live page goes on from there.
+    """
+    found = _job(number)
+    step = request.GET.get("step", "")
+    rows = JobEvent.objects.filter(job=found, type=EventType.STEP_LOG).order_by("seq")
+    if step:
+        rows = rows.filter(data__step=step)
+    if request.GET.get("format") == "json":
+        return JsonResponse({"step": step, "seq": found.last_seq, "text": "".join(_texts(rows.filter(seq__lte=found.last_seq).iterator(500)))})
+    name = f"job-{found.number}{f'-{step}' if step.isidentifier() or step.replace('-', '').isalnum() else ''}.log"
+    response = HttpResponse("".join(_texts(rows.iterator(500))), content_type="text/plain; charset=utf-8")
+    response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
+    return response
+
+
+@require_safe
+def job_report(request: HttpRequest, number: int) -> HttpResponse:
+    """The report as Markdown, to download or to copy."""
+    found = _job(number)
+    text = ((found.result or {}).get("report") or {}).get("markdown")
+    if not text:
+        raise Http404("This job has written no report")
+    return HttpResponse(text, content_type="text/markdown; charset=utf-8", headers={"Content-Disposition": f'inline; filename="job-{number}.md"'})
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def job_cancel(request: HttpRequest, number: int) -> HttpResponse:
+    """GET says what cancelling will do and asks; POST does it."""
+    found = _job(number)
+    if request.method == "POST":
+        dispatch.cancel(found, request.user)
+        return redirect("plan" if found.type == "plan" else "job", number=number)
+    context = {"job": found, "title": job_story.title(found), "will": cancel_words(found), "back": reverse("job", args=[number])}
+    return render(request, "jobs/_cancel.html" if request.headers.get("X-Roundhouse-Fragment") == "dialog" else "jobs/cancel.html", context)
+
+
+def cancel_words(found: Job) -> list[str]:
+    """What cancelling this job now will do, in plain sentences."""
+    if found.state == JobState.QUEUED:
+        return ["The node has not taken it yet, so nothing has been changed. It ends at once."]
+    down = found.downtime_since is not None
+    begun = [s.name for s in found.steps.all() if s.state not in ("todo",)]
+    changed = any(name in begun for name in ("stop", "switch", "start"))
+    words = ["Programs that this job started are ended, politely first; that takes up to 15 s."]
+    name = found.service.name if found.service else "the service"
+    if found.type in ("redeploy", "restart") and changed and found.params.get("rollback", True):
+        words.append(f"{name} {'does not answer now. It is started again on the last good release' if down else 'goes back to the last good release'}, "
+                     "which takes one more warmup.")
+    elif found.type in ("redeploy", "restart") and changed:
+        words.append(f"Rollback was turned off for this job: {name} stays as it is now" + (", not answering." if down else "."))
+    elif found.type == "redeploy":
+        words.append(f"{name} has not been touched and goes on serving. The unfinished release is removed.")
+    elif found.type == "sweep":
+        words.append(f"Finished levels are kept and marked as a cancelled run. {name} goes on serving.")
+    elif found.type == "purge":
+        words.append("What is deleted already stays deleted; the rest is left alone.")
+    elif found.type in ("plan", "integrity", "smoke", "warmup"):
+        words.append("It only reads, so there is nothing to put back.")
+    return words
+

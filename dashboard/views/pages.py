@@ -1,0 +1,59 @@
+"""Diagnose, and the pages that say what will be here and which command does it today."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, render
+from django.views.decorators.http import require_http_methods, require_safe
+
+from dashboard.forms import DIAGNOSE_MAX, DiagnoseForm
+from dashboard.models import Channel, Job, Node
+from dashboard.views.fleet import job_rows, node_card
+from dashboard.views.jobs import diagnosis_card
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def diagnose(request: HttpRequest) -> HttpResponse:
+    """Reads a pasted log: the decisive line, what it means, what to do. Nothing of it is kept."""
+    found: dict[str, Any] | None = None
+    text = ""
+    form = DiagnoseForm(request.POST) if request.method == "POST" else DiagnoseForm()
+    if request.method == "POST":
+        text = request.POST.get("text", "")[:DIAGNOSE_MAX]
+        if form.is_valid():
+            from ops.services.diagnosis import diagnose as read
+
+            found = diagnosis_card(read(form.cleaned_data["text"]).as_dict())
+    problem = " ".join(form.errors.get("text", [])) if request.method == "POST" else ""
+    return render(request, "pages/diagnose.html", {"found": found, "text": text, "problem": problem, "limit": DIAGNOSE_MAX,
+                                                   "lines": text.count("\n") + 1 if text else 0}, status=400 if problem else 200)
+
+
+@require_safe
+def cleanup(request: HttpRequest) -> HttpResponse:
+    jobs = [j for j in Job.objects.filter(type__in=("redeploy", "purge")).select_related("service", "node", "by").prefetch_related("steps")[:60]
+            if (j.result or {}).get("purge")][:8]
+    return render(request, "pages/cleanup.html", {"rows": job_rows(jobs)})
+
+
+@require_safe
+def settings(request: HttpRequest) -> HttpResponse:
+    return render(request, "pages/settings.html", {"channels": list(Channel.objects.all()), "nodes": list(Node.objects.all())})
+
+
+@require_safe
+def compare(request: HttpRequest) -> HttpResponse:
+    return render(request, "benchmarks/compare.html", {})
+
+
+@require_safe
+def node(request: HttpRequest, name: str) -> HttpResponse:
+    found = get_object_or_404(Node.objects.prefetch_related("services"), name=name)
+    jobs = list(Job.objects.filter(node=found).select_related("service", "node", "by").prefetch_related("steps")[:8])
+    card = node_card(found)
+    processes = [{**process, "gpu": gpu.get("index")} for gpu in ((found.telemetry or {}).get("gpus") or {}).get("gpus") or []
+                 for process in gpu.get("processes") or []]
+    return render(request, "nodes/node.html", {"node": found, "card": card, "rows": job_rows(jobs), "processes": processes,
+                                               "disk": (found.telemetry or {}).get("disk")})

@@ -1,0 +1,125 @@
+"""A plan: what a redeploy would do, looked at and confirmed. Confirming starts a job with this plan's hash."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_POST, require_safe
+
+from dashboard import dispatch, job_story
+from dashboard.forms import RedeployForm, channels_for, preset_choices
+from dashboard.models import Job
+from dashboard.views.fleet import service_card
+from dashboard.views.jobs import job_context
+from ops.jobs.errors import BadInput
+from ops.jobs.events import JobState
+
+SHARES = 12  # columns that stand for the whole: share-1 to share-12 of base.css
+
+
+def _plan_job(number: int) -> Job:
+    found = get_object_or_404(Job.objects.select_related("service", "service__node", "node", "by").prefetch_related("steps"), number=number)
+    if found.type != "plan":
+        raise Http404(f"Job #{number} is not a plan")
+    return found
+
+
+@require_safe
+def plan(request: HttpRequest, number: int) -> HttpResponse:
+    return render(request, "plans/plan.html", plan_context(_plan_job(number)))
+
+
+def plan_context(found: Job) -> dict[str, Any]:
+    """What the page and its fragment show: the running plan job, or the finished plan with its confirmation."""
+    context = job_context(found)
+    made = (found.result or {}).get("plan")
+    if not found.is_final or made is None:
+        return context | {"made": None}
+    packages = made.get("packages") or []
+    changed = [p for p in packages if p.get("change") != "same"]
+    findings = job_story.findings(found)
+    artifacts = made.get("artifacts") or []
+    estimate = job_story.downtime_estimate(found)
+    used = Job.objects.filter(type="redeploy", params__plan_job=str(found.pk)).first()
+    downloads = [p.get("size_bytes") for p in changed if p.get("size_bytes")]
+    return context | {
+        "made": made, "changed": sorted(changed, key=_importance), "same": [p for p in packages if p.get("change") == "same"], "findings": findings,
+        "counted": job_story.counted(findings), "artifacts": artifacts, "artifact_bytes": sum(a.get("size_bytes") or 0 for a in artifacts),
+        "artifact_kinds": _kinds(artifacts), "estimate": estimate, "phases": _phases(estimate), "used": used, "presets": preset_choices(),
+        "blocked": any(f.get("level") == "stop" for f in findings) or found.state != JobState.SUCCEEDED, "card": service_card(found.service) if found.service else None,
+        "channels": channels_for(found.service) if found.service else [], "coupling_off": found.params.get("coupling") is False,
+        "patched": made.get("patched_files") or [], "guards": made.get("guards") or [], "guards_hold": sum(1 for g in made.get("guards") or [] if g.get("holds")),
+        "download_bytes": sum(downloads) if downloads else None, "same_versions": not changed, "stale": made_long_ago(found),
+        "copy_list": "\n".join(f"{p['name']} {p.get('old') or 'absent'} -> {p.get('new') or 'removed'}" for p in changed),
+        "post_to": reverse("plan_redeploy", args=[found.number]),
+        "waiting": Job.objects.filter(service=found.service, state__in=job_story.OPEN_STATES).exclude(type__in=("plan", "integrity", "warmup")).first(),
+    }
+
+
+def made_long_ago(found: Job) -> bool:
+    return found.finished_at is not None and (timezone.now() - found.finished_at).total_seconds() > 3600
+
+
+def _importance(package: dict[str, Any]) -> tuple[int, str]:
+    first = ("vllm", "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "torch", "transformers")
+    name = str(package.get("name"))
+    return (first.index(name) if name in first else len(first), name)
+
+
+def _kinds(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    from ops.artifacts.kinds import KINDS
+
+    titles = {kind.name: kind.title.lower() for kind in KINDS}
+    kinds: dict[str, dict[str, Any]] = {}
+    for artifact in artifacts:
+        row = kinds.setdefault(str(artifact.get("kind") or "file"), {"kind": "", "count": 0, "bytes": 0})
+        row["count"] += 1
+        row["bytes"] += artifact.get("size_bytes") or 0
+        title = titles.get(str(artifact.get("kind")), "file")
+        row["kind"] = title if row["count"] == 1 else f"{title}s"
+    return list(kinds.values())
+
+
+def _phases(estimate: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The three parts of a redeploy: before, while the service is down, after; to scale where earlier jobs give lengths."""
+    known = estimate["usual"] if estimate else None
+    steps = known.steps if known else {}
+
+    def took(*names: str) -> float | None:
+        values = [steps[n] for n in names if n in steps]
+        return sum(values) if values else None
+
+    before, after = took("plan", "preflight", "build", "verify", "shelf"), took("smoke", "sweep", "purge", "report")
+    down = estimate["seconds"] if estimate else None
+    lengths = [before, down, after]
+    if all(v is not None for v in lengths):
+        roots = [max(v or 0, 0.1) ** 0.5 for v in lengths]  # square roots: a short part stays readable beside a long one
+        shares = [max(2, round(SHARES * root / sum(roots))) for root in roots]
+    else:
+        shares = [4, 4, 4]
+    low, high = (estimate or {}).get("low"), (estimate or {}).get("high")
+    return [
+        {"share": shares[0], "kind": "b-done", "title": "Build and verify beside", "seconds": before, "words": "the live release serves on"},
+        {"share": shares[1], "kind": "b-down", "title": "Stop, switch, start, warm up", "seconds": down, "low": low, "high": high,
+         "words": f"requests are refused; {estimate['from']}" if estimate else "requests are refused"},
+        {"share": shares[2], "kind": "b-done", "title": "Smoke tests, sweep, purge, report", "seconds": after, "words": "serves, but the sweep takes the GPUs"},
+    ]
+
+
+@require_POST
+def plan_redeploy(request: HttpRequest, number: int) -> HttpResponse:
+    """Confirms: the job builds exactly what was looked at."""
+    found = _plan_job(number)
+    form = RedeployForm(request.POST)
+    if not form.is_valid():
+        told = "; ".join(f"{field}: {' '.join(errors)}" for field, errors in form.errors.items())
+        raise BadInput("The redeploy cannot be started as asked", why=told, hint="Reload the plan and confirm it again")
+    made = (found.result or {}).get("plan") or {}
+    if form.cleaned_data["plan_hash"] != made.get("hash"):
+        raise BadInput("This is not the plan that you looked at", why="The plan's hash is another one", hint="Reload the plan and look at it again")
+    job = dispatch.start_redeploy(plan_job=found, user=request.user, options=form.options(), idempotency_key=form.key())
+    return redirect("job", number=job.number)

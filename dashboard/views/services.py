@@ -1,0 +1,137 @@
+"""Services: the list, one service, and the questions before something is done to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from dashboard import charts, dispatch, job_story, permissions
+from dashboard.estimates import usual
+from dashboard.forms import ACTIONS, ActionForm, PlanForm, channels_for, preset_choices
+from dashboard.models import BenchmarkRun, Job, JobEvent, Service
+from dashboard.views.fleet import job_href, job_rows, service_card
+from ops.jobs.errors import BadInput
+from ops.jobs.events import EventType, JobState
+
+RUNS, WARMUPS, JOBS = 40, 8, 10
+
+
+def _service(node: str, name: str) -> Service:
+    return get_object_or_404(Service.objects.select_related("node"), node__name=node, name=name)
+
+
+@require_safe
+def services(request: HttpRequest) -> HttpResponse:
+    listed = list(Service.objects.select_related("node"))
+    order = {"failed": 0, "stopped": 1, "unknown": 2, "starting": 3, "healthy": 4}
+    cards = [service_card(s) for s in sorted(listed, key=lambda s: (order.get(s.state, 2), s.node.name, s.name))]
+    for card in cards:
+        run = BenchmarkRun.objects.filter(service=card["service"], state="done").prefetch_related("levels").first()
+        levels = [lv for lv in run.levels.all() if lv.output_tok_s is not None] if run else []
+        card["single"] = next((lv.output_tok_s for lv in levels if lv.concurrency == 1), None)
+        card["peak"] = max((lv.output_tok_s for lv in levels), default=None)
+    return render(request, "services/list.html", {"cards": cards})
+
+
+@require_safe
+def service(request: HttpRequest, node: str, name: str) -> HttpResponse:
+    found = _service(node, name)
+    card = service_card(found)
+    runs = list(BenchmarkRun.objects.filter(service=found, state="done").select_related("job").prefetch_related("levels")[:RUNS])
+    warmed = [job for job in Job.objects.filter(service=found, type__in=("redeploy", "restart", "warmup", "practice-reset"))[:WARMUPS * 3]
+              if (job.result or {}).get("warmup", {}).get("total_s") is not None][:WARMUPS][::-1]
+    known = usual(Job.objects.filter(service=found, state__in=(JobState.SUCCEEDED, JobState.PARTIAL),
+                                     type__in=("redeploy", "restart", "warmup")).prefetch_related("steps")[:16], downtime_of=("redeploy", "restart"))
+    jobs = list(Job.objects.filter(service=found).select_related("service", "node", "by").prefetch_related("steps")[:JOBS])
+    history = charts.throughput_history([(run, list(run.levels.all())) for run in runs], target=card["record"].get("target_tok_s") or [])
+    return render(request, "services/service.html", {
+        "service": found, "card": card, "rows": job_rows(jobs), "channels": channels_for(found), "known": known, "runs": runs,
+        "history": history, "warmups": charts.warmup_history([(job, job.result["warmup"]) for job in warmed], practice=found.practice),
+        "last_good": _last_good(found), "changed": _changed(found, card), "releases": _releases(found, card), "integrity": _integrity(found),
+    })
+
+
+def _last_good(found: Service) -> Job | None:
+    return Job.objects.filter(service=found, type__in=("redeploy", "restart"), state__in=(JobState.SUCCEEDED, JobState.PARTIAL)).first()
+
+
+def _changed(found: Service, card: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the service's release holds now that its last good redeploy did not put there."""
+    good = Job.objects.filter(service=found, type="redeploy", state__in=(JobState.SUCCEEDED, JobState.PARTIAL)).first()
+    planned = {p["name"]: p.get("new") for p in ((good.result or {}).get("plan") or {}).get("packages", [])} if good else {}
+    coupled = {name for pair in card["pairs"] for name, _ in pair["packages"]}
+    rows: list[dict[str, Any]] = []
+    for name, version in ((found.packages or {}).get("versions") or {}).items():
+        then = planned.get(name)
+        if (planned and then != version) or name in coupled:
+            rows.append({"kind": "package", "name": name, "then": then, "now": version, "warn": name in coupled})
+    rows += [{"kind": "file", "name": f.get("path", ""), "then": "as shipped", "now": f.get("change", "changed")} for f in card["patched_files"]]
+    return rows
+
+
+def _releases(found: Service, card: dict[str, Any]) -> list[dict[str, Any]]:
+    """Releases that jobs of this console built, newest first, with what was measured on each."""
+    rows: dict[str, dict[str, Any]] = {}
+    for job in Job.objects.filter(service=found, type="redeploy").prefetch_related("steps")[:12]:
+        _, after = job_story.release_words(job)
+        built = next((s for s in job.steps.all() if s.name == "verify" and s.state == "done"), None)
+        if not after or built is None or after in rows:
+            continue
+        versions = {p["name"]: p.get("new") for p in ((job.result or {}).get("plan") or {}).get("packages", [])}
+        run = job.runs.filter(state="done").prefetch_related("levels").first()
+        levels = {lv.concurrency: lv.output_tok_s for lv in run.levels.all()} if run else {}
+        rows[after] = {"name": after, "job": job, "href": job_href(job), "vllm": versions.get("vllm"), "flashinfer": versions.get("flashinfer-python"),
+                       "warmup_s": ((job.result or {}).get("warmup") or {}).get("total_s") if job.state != JobState.FAILED else None,
+                       "single": levels.get(1), "best": max((v for v in levels.values() if v is not None), default=None), "run": run,
+                       "current": after == card["release"], "failed": job.state in (JobState.FAILED, JobState.INTERRUPTED)}
+    return list(rows.values())
+
+
+def _integrity(found: Service) -> dict[str, Any] | None:
+    job = Job.objects.filter(service=found, type="integrity", state=JobState.SUCCEEDED).first()
+    if job is None:
+        return None
+    event = JobEvent.objects.filter(job=job, type=EventType.INTEGRITY).order_by("-seq").first()
+    return {"job": job, "report": event.data if event else None}
+
+
+@require_POST
+def plan_start(request: HttpRequest, node: str, name: str) -> HttpResponse:
+    """Redeploy…: makes the plan, which changes nothing, and goes to it."""
+    found = _service(node, name)
+    form = PlanForm(request.POST, service=found)
+    if not form.is_valid():
+        raise BadInput("This plan cannot be made as asked", why=_problems(form), hint="Go back and correct it")
+    job = dispatch.start_plan(service=found, channel=form.chosen_channel(), user=request.user, version=form.cleaned_data.get("version") or None,
+                              coupling=form.coupled(), idempotency_key=form.key())
+    return redirect("plan", number=job.number)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def service_run(request: HttpRequest, node: str, name: str, action: str) -> HttpResponse:
+    """GET says what the job would do and asks; POST starts it."""
+    found = _service(node, name)
+    if action not in ACTIONS or (action == "practice-reset" and not found.practice):
+        raise Http404("There is no such action for this service")
+    if request.method == "POST":
+        form = ActionForm(request.POST, action=action)
+        if not form.is_valid():
+            raise BadInput(f"{ACTIONS[action]} cannot be started as asked", why=_problems(form), hint="Go back and correct it")
+        job = dispatch.start(type=action, node=found.node, service=found, params=form.params(), user=request.user, idempotency_key=form.key())
+        return redirect("job", number=job.number)
+    permissions.require(request.user, f"job.{action}")
+    known = usual(Job.objects.filter(service=found, state__in=(JobState.SUCCEEDED, JobState.PARTIAL), type__in=(action, "redeploy", "restart"))
+                  .prefetch_related("steps")[:16], downtime_of=(action,) if action == "practice-reset" else ("redeploy", "restart"))
+    context = {"service": found, "card": service_card(found), "action": action, "title": ACTIONS[action], "known": known,
+               "presets": preset_choices() if action == "sweep" else [], "post_to": reverse("service_run", args=[node, name, action]),
+               "back": reverse("service", args=[node, name])}
+    fragment = request.headers.get("X-Roundhouse-Fragment") == "dialog"
+    return render(request, "services/_confirm.html" if fragment else "services/confirm.html", context)
+
+
+def _problems(form: Any) -> str:
+    return "; ".join(f"{field}: {' '.join(errors)}" if field != "__all__" else " ".join(errors) for field, errors in form.errors.items())

@@ -1,0 +1,106 @@
+// Roundhouse's one chart template. Colours come from tokens.css, so both themes share all of this.
+// A page calls chart(id, build); it redraws when the theme changes, and again whenever the page calls it with new data.
+
+// Custom properties with light-dark() are resolved by the browser only on a real colour property.
+const probe = document.createElement("i");
+probe.hidden = true;
+document.body.append(probe);
+export function token(name) {
+  probe.style.color = `var(--${name})`;
+  return getComputedStyle(probe).color;
+}
+export function faded(name, alpha) {
+  return token(name).replace(/^rgba?\(([^,)]+,[^,)]+,[^,)]+).*$/, `rgba($1, ${alpha})`);
+}
+
+export const MARKERS = ["circle", "square", "diamond", "triangle-up", "x", "star"];
+
+// Log-2 axis with the levels that were measured as its only ticks.
+export function concurrencyAxis(levels, title = "concurrent requests") {
+  return { type: "log", tickvals: levels, ticktext: levels.map(String), title: { text: title, standoff: 8 },
+    range: [Math.log10(levels[0] / 1.25), Math.log10(levels.at(-1) * 1.3)] };
+}
+
+// One measured curve: line, marker of its own, optional interval, hover with everything that is known.
+export function curve({ x, y, name, color = "series-1", marker = 0, error, hover, width = 2 }) {
+  return { type: "scatter", mode: "lines+markers", x, y, name, text: hover, cliponaxis: false,
+    hovertemplate: hover ? "%{text}<extra></extra>" : `%{y:,}<extra>${name}</extra>`,
+    line: { color: token(color), width }, marker: { color: token(color), size: 7, symbol: MARKERS[marker], line: { color: token("surface"), width: 1.5 } },
+    ...(error && { error_y: { type: "data", array: error, color: token(color), thickness: 1.25, width: 3 } }) };
+}
+// A label beside the last point instead of a legend.
+export function label(x, y, text, color = "series-1", more = {}) {
+  return { x: more.logx === false ? x : Math.log10(x), y, text, showarrow: false, xanchor: "left", xshift: 9, font: { color: token(color), size: 12, weight: 500 }, ...more, logx: undefined };
+}
+export function unit(text) { return { xref: "paper", yref: "paper", x: 0, y: 1, xanchor: "left", yanchor: "bottom", xshift: -44, yshift: 6, text, showarrow: false, font: { color: token("text-muted"), size: 11 } }; }
+export function practiceMark() { return { xref: "paper", yref: "paper", x: 1, y: 1, xanchor: "right", yanchor: "bottom", yshift: 6, text: "PRACTICE", showarrow: false, font: { color: token("practice-text"), size: 10, weight: 600 } }; }
+export function target(y, text) {
+  return { shape: { type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: token("chart-target"), width: 1.25, dash: "4px 3px" } },
+    note: { xref: "paper", x: 0, y, xanchor: "left", yanchor: "bottom", text, showarrow: false, font: { color: token("text-muted"), size: 11 } } };
+}
+
+export function template() {
+  const axis = { gridcolor: token("chart-grid"), linecolor: token("chart-axis"), zeroline: false, tickcolor: token("chart-axis"),
+    tickfont: { size: 11, color: token("text-muted") }, title: { font: { size: 11, color: token("text-muted") } }, fixedrange: true };
+  return { layout: {
+    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: token("text") },
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 52, r: 20, t: 28, b: 44 }, showlegend: false,
+    hovermode: "closest", hoverlabel: { bgcolor: token("surface"), bordercolor: token("line-firm"), align: "left", font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: token("text") } },
+    xaxis: { ...axis, showgrid: false, showline: true, ticks: "outside", ticklen: 4 },
+    yaxis: { ...axis, showline: false, rangemode: "tozero", nticks: 6, separatethousands: true },
+  } };
+}
+const drawn = new Map();
+// Draws (or draws anew) into the element of that id; nothing happens where there is none. Plotly comes with a deferred script, before modules run.
+export function chart(id, build) {
+  const draw = () => {
+    const element = document.getElementById(id);
+    if (!element) { drawn.delete(id); return null; }
+    const { data, layout } = build();
+    return Plotly.react(element, data, { template: template(), ...layout }, { displayModeBar: false, responsive: true });
+  };
+  drawn.set(id, draw);
+  return draw();
+}
+export function redraw() { for (const draw of [...drawn.values()]) draw(); }
+document.addEventListener("themechange", redraw);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+
+// ---- The charts of a sweep: throughput and latency over concurrency, and the seconds of the level that runs ----
+
+const number = (value, digits = 0) => value === null || value === undefined ? "n/a" : value.toLocaleString("en", { maximumFractionDigits: digits, minimumFractionDigits: digits });
+const three = (value) => number(value, value >= 99.95 || Math.abs(value - Math.round(value)) < 0.05 ? 0 : 1);
+function hover(point) {
+  return `<b>C = ${point.c}</b>   ${three(point.tput)} tok/s<br>mean ${number(point.mean, 1)} s<br>P50 ${number(point.p50, 1)} · P90 ${number(point.p90, 1)} · P99 ${number(point.p99, 1)} s`
+    + `<br>TTFT P50 ${point.ttft_p50_ms === null ? "n/a" : `${number(point.ttft_p50_ms / 1000, 2)} s`}<br>${point.errors} errors in ${point.finished + point.errors} requests`;
+}
+// `data` is dashboard/charts.py `curves`; `live` is { c, tput, latency } of the level that runs, or null.
+export function sweepCharts(data, live = null) {
+  if (!data.levels.length) return;
+  const axis = () => concurrencyAxis(data.levels, matchMedia("(max-width: 600px)").matches ? "concurrency" : undefined);
+  const before = (key) => data.before?.points.length ? [{ ...curve({ x: data.before.points.map((p) => p.c), y: data.before.points.map((p) => p[key]), name: data.before.name, color: "series-base", marker: 1, width: 1.25 }), opacity: 0.45 }] : [];
+  const open = (y) => ({ type: "scatter", mode: "markers", x: [live.c], y: [y], hoverinfo: "skip", cliponaxis: false, marker: { size: 10, symbol: "circle-open", color: token("run"), line: { width: 2.5 } } });
+  const tail = (key, y) => { const last = data.points.filter((p) => p.c < live.c).at(-1); return last ? [{ type: "scatter", mode: "lines", x: [last.c, live.c], y: [last[key], y], hoverinfo: "skip", line: { color: token("series-1"), width: 2, dash: "2px 3px" } }] : []; };
+  const top = (values) => { const highest = Math.max(0, ...values.filter((v) => typeof v === "number")); return highest ? [0, highest * 1.14] : undefined; };
+  const last = data.points.at(-1), margin = { l: 52, r: 48, t: 28, b: 44 };
+  const note = (x, y, text, left) => label(x, y, text, left ? "run-text" : "series-1", left ? { xanchor: "right", xshift: -9, yshift: 8 } : {});
+  const measured = data.points.map((p) => p.tput), earlier = data.before?.points ?? [];
+  chart("throughput", () => ({
+    data: [...before("tput"), curve({ x: data.points.map((p) => p.c), y: measured, name: data.name, hover: data.points.map(hover) }), ...(live?.tput ? [...tail("tput", live.tput), open(live.tput)] : [])],
+    layout: { margin, xaxis: axis(), yaxis: { range: top([...measured, ...earlier.map((p) => p.tput), live?.tput]) },
+      annotations: [unit("tok/s"), ...(data.practice ? [practiceMark()] : []), ...(live?.tput ? [note(live.c, live.tput, `${three(live.tput)}, live`, true)] : last ? [note(last.c, last.tput, three(last.tput), false)] : [])] } }));
+  const banded = data.points.filter((p) => p.p50 !== null), upper = (p) => p.p99 ?? p.p90 ?? p.p50, end = banded.at(-1);
+  chart("latency", () => ({
+    data: [...before("p50"),
+      { type: "scatter", mode: "lines", x: [...banded.map((p) => p.c), ...banded.map((p) => p.c).reverse()], y: [...banded.map(upper), ...banded.map((p) => p.p50).reverse()], fill: "toself", fillcolor: faded("series-1", 0.2), line: { width: 0 }, hoverinfo: "skip" },
+      curve({ x: banded.map((p) => p.c), y: banded.map((p) => p.p50), name: "P50", hover: banded.map(hover) }), ...(live?.latency ? [...tail("p50", live.latency), open(live.latency)] : [])],
+    layout: { margin, xaxis: axis(), yaxis: { range: top([...banded.map(upper), ...earlier.map((p) => p.p50), live?.latency]) },
+      annotations: [unit("seconds"), ...(data.practice ? [practiceMark()] : []), ...(live?.latency ? [note(live.c, live.latency, `${number(live.latency, 1)}, live`, true)] : end ? [note(end.c, end.p50, number(end.p50, 1), false)] : [])] } }));
+}
+export function secondsChart(seconds, practice) {
+  const many = Math.max(10, ...seconds.x) + 1;
+  chart("live", () => ({
+    data: [{ type: "scatter", mode: "lines", x: seconds.x, y: seconds.y, line: { color: token("series-1"), width: 1.5, shape: "hv" }, fill: "tozeroy", fillcolor: faded("series-1", 0.1), hovertemplate: "%{x} s<br>%{y:,} tok/s<extra></extra>" }],
+    layout: { margin: { l: 52, r: 20, t: 24, b: 34 }, xaxis: { range: [0, many], ticksuffix: " s", nticks: 8, rangemode: "tozero" }, yaxis: { nticks: 4, range: seconds.y.length ? undefined : [0, 100] },
+      annotations: [unit("tok/s"), ...(practice ? [practiceMark()] : [])] } }));
+}

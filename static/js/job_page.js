@@ -1,0 +1,135 @@
+// A job's page, live. What changes its structure (a step turned, a result came) fetches the server's fragments again; log text, progress and
+// the seconds of a sweep go straight into the page. After a reload or a break it goes on from the last event: the stream sees to that.
+import { stream } from "./stream.js";
+import { debounced, refresh } from "./fragments.js";
+import { setText } from "./clock.js";
+import { drawBar } from "./bars.js";
+import { LogView } from "./job_log.js";
+import { updateGpus } from "./gpus.js";
+
+const IN_PLACE = new Set(["step.log", "step.progress", "sweep.level_second"]);
+const final = "final" in document.body.dataset;
+const part = (name) => document.querySelector(`[data-part="${name}"]`);
+let explicit = part("panels")?.dataset.explicit ?? "";
+
+// ---- fragments ----
+
+const update = debounced((seq) => { for (const element of document.querySelectorAll("[data-part]")) if (element.isConnected && !element.parentElement.closest("[data-part]")) refresh(element, { seq }); }, 120, 700);
+function choose(step) {
+  explicit = step;
+  for (const name of ["steps", "panels"]) {
+    const element = part(name);
+    const url = new URL(element.dataset.fragment, location.href);
+    if (step) url.searchParams.set("step", step); else url.searchParams.delete("step");
+    element.dataset.fragment = url.pathname + url.search;
+    refresh(element);
+  }
+}
+part("steps")?.addEventListener("click", (event) => {
+  const link = event.target.closest("a[data-step]");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  // A click on the step that runs follows the job again.
+  const running = link.querySelector(".spin") !== null;
+  history.replaceState(null, "", running ? location.pathname : link.getAttribute("href"));
+  for (const other of part("steps").querySelectorAll("[aria-current]")) other.removeAttribute("aria-current");
+  link.setAttribute("aria-current", "step");
+  choose(running ? "" : link.dataset.step);
+});
+
+// ---- log ----
+
+let log = null;
+function openLog() {
+  const block = document.querySelector("[data-log]");
+  if (!block) { log = null; return; }
+  if (log?.block === block) return;
+  log = new LogView(block, { live: !document.body.hasAttribute("data-final") });
+  log.load();
+}
+
+// ---- sweep ----
+
+let sweep = null, level = null, charts = null;
+async function openSweep() {
+  const data = document.getElementById("sweep-data");
+  if (!data) { sweep = null; return; }
+  const found = JSON.parse(data.textContent);
+  if (sweep && sweep.run === found.run && sweep.seq > found.seq) { sweep.points = found.points; sweep.before = found.before; } else {
+    sweep = found;
+    level = found.seconds.c === null ? null : { ...found.seconds, latest: level?.c === found.seconds.c ? level.latest : null };
+  }
+  charts ??= await import("./charts.js");
+  drawSweep();
+}
+function drawSweep() {
+  if (!sweep || !charts || typeof Plotly === "undefined") return;
+  const running = level && !sweep.points.some((p) => p.c === level.c);
+  charts.sweepCharts(sweep, running && level.latest ? { c: level.c, tput: level.latest.throughput_so_far_tok_s, latency: level.latest.e2e_mean_s } : null);
+  if (document.getElementById("live")) charts.secondsChart(level ?? { x: [], y: [] }, sweep.practice);
+}
+const drawSoon = debounced(drawSweep, 60, 500);
+function second(data, seq) {
+  if (!level || level.c !== data.concurrency) level = { c: data.concurrency, x: [], y: [], latest: null };
+  if (level.x.length && data.second <= level.x.at(-1)) return; // the page had it already
+  level.x.push(data.second); level.y.push(data.output_tok_s); level.latest = data;
+  if (sweep) sweep.seq = Math.max(sweep.seq, seq);
+  setText(document.querySelector("[data-level-name]"), `, C = ${data.concurrency}`);
+  const power = document.querySelector("[data-level-power]");
+  if (power && data.power_w) setText(power, `${(data.power_w / 1000).toFixed(2)} kW`);
+  const row = document.querySelector(`[data-level="${data.concurrency}"]`);
+  if (row) {
+    const set = (name, text) => setText(row.querySelector(`[data-v="${name}"]`), text);
+    if (data.throughput_so_far_tok_s) { set("tput", rate(data.throughput_so_far_tok_s)); set("per_user", rate(data.throughput_so_far_tok_s / data.concurrency)); }
+    if (data.e2e_mean_s !== null && data.e2e_mean_s !== undefined) set("mean", data.e2e_mean_s.toFixed(data.e2e_mean_s < 1 ? 2 : 1));
+    if (data.ttft_p50_ms !== null && data.ttft_p50_ms !== undefined) set("ttft", (data.ttft_p50_ms / 1000).toFixed(2));
+    const asked = / of (\d+)$/.exec(row.querySelector("[data-v=requests]").textContent)?.[1];
+    if (asked) set("requests", `${data.finished} of ${asked}`);
+    set("errors", String(data.errors));
+  }
+  const fact = document.querySelector("[data-fact=tput]");
+  if (fact && data.throughput_so_far_tok_s) {
+    setText(fact.querySelector("[data-value]"), rate(data.throughput_so_far_tok_s));
+    setText(fact.querySelector("[data-small]"), `at C = ${data.concurrency}, ${rate(data.throughput_so_far_tok_s / data.concurrency)} per user`);
+    if (!fact.querySelector(".unit")) { const unit = document.createElement("span"); unit.className = "unit"; unit.textContent = "tok/s"; fact.querySelector("[data-value]").after(unit); }
+  }
+  drawSoon();
+}
+function rate(value) { return value >= 99.95 || Math.abs(value - Math.round(value)) < 0.05 ? Math.round(value).toLocaleString("en") : value.toFixed(1); }
+
+// ---- progress ----
+
+function progress(data) {
+  const box = document.querySelector(`[data-progress-of="${CSS.escape(data.step ?? "")}"]`);
+  const share = data.total && data.done !== null ? Math.min(1, data.done / data.total) : null;
+  if (box) {
+    box.hidden = false;
+    const bar = box.querySelector("[data-bar=progress]");
+    drawBar(bar, [{ kind: "b-now", share: share ?? 0 }]);
+    if (share !== null) bar.setAttribute("aria-valuenow", String(Math.round(share * 100)));
+    setText(box.querySelector("[data-progress-text]"), data.text ?? "");
+    setText(box.querySelector("[data-progress-count]"), data.done === null || data.done === undefined ? "" : `${Math.round(data.done).toLocaleString("en")}${data.total ? ` of ${Math.round(data.total).toLocaleString("en")}` : ""} ${data.unit ?? ""}`);
+  }
+  if (data.text) setText(document.querySelector("[data-fact=now] [data-small]"), data.text);
+}
+
+// ---- events ----
+
+const SAID = { "step.started": (d) => `${d.title} started`, "step.finished": (d) => `Step ${d.step} ${d.outcome}`, "job.finished": (d) => `The job ${d.state}` };
+stream?.on("job", (event) => {
+  if (event.type === "step.log") { if (log && event.data.step === log.step) log.add(event); }
+  else if (event.type === "step.progress") progress(event.data);
+  else if (event.type === "sweep.level_second") second(event.data, event.seq);
+  if (IN_PLACE.has(event.type)) return;
+  if (SAID[event.type]) setText(document.querySelector("[data-said]"), SAID[event.type](event.data));
+  if (event.type === "sweep.level_started") level = { c: event.data.concurrency, x: [], y: [], latest: null };
+  if (event.type === "job.finished") { document.body.dataset.final = ""; if (log) log.live = false; }
+  update(event.seq);
+});
+stream?.on("jobs", ({ job }) => { if (job && job.id === document.body.dataset.job) update(0); });
+stream?.on("telemetry", (told) => { const strip = document.querySelector(`[data-node="${CSS.escape(told.node)}"]`); if (strip) updateGpus(strip, told.gpus?.gpus ?? []); });
+let broken = false;
+stream?.on("state", ({ state }) => { if (state !== "live") broken = true; else if (broken && !final) { broken = false; update(0); } });
+document.addEventListener("fragment", () => { openLog(); openSweep(); });
+openLog();
+openSweep();

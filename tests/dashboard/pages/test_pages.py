@@ -1,0 +1,332 @@
+"""Every page is complete as the server sends it, before any script runs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from dashboard.models import BenchmarkRun, Job
+from tests.dashboard.pages import factory
+
+PAGES = ("/", "/services/", "/jobs/", "/benchmarks/", "/benchmarks/compare/", "/diagnose/", "/cleanup/", "/settings/")
+SERVICE = "/services/practice/kimi-k25/"
+
+
+@pytest.fixture
+def visitor(db: None, admin: User) -> Client:
+    client = Client()
+    client.force_login(admin)
+    return client
+
+
+@pytest.fixture
+def story(db: None, admin: User) -> factory.Story:
+    made = factory.Story()
+    made.node()
+    made.service()
+    return made
+
+
+def text(response: Any) -> str:
+    """What a reader sees: tags gone, white space folded."""
+    assert response.status_code == 200, response.status_code
+    body = re.sub(r"<(script|style)\b.*?</\1>", " ", response.content.decode(), flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]+>", " ", body).replace("&#x27;", "'").replace("&quot;", '"').split())
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_of_an_empty_console_teaches(visitor: Client, path: str) -> None:
+    assert "Roundhouse" in text(visitor.get(path))
+
+
+def test_the_empty_fleet_names_the_command_that_brings_a_node(visitor: Client) -> None:
+    assert "make demo" in text(visitor.get("/"))
+
+
+@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("world", [factory.full, factory.failing])
+def test_every_page_holds_no_inline_style_and_no_inline_script(visitor: Client, world: Any, path: str) -> None:
+    world()
+    body = visitor.get(path).content.decode()
+    assert not re.search(r"\sstyle=|<style|\son[a-z]+=|javascript:", body)
+    assert not re.search(r"<script(?![^>]*(?:src=|type=\"application/json\"))", body)
+
+
+def test_fleet_says_what_needs_a_person_worst_first(visitor: Client) -> None:
+    story = factory.failing()
+    story.service(state="failed", mismatch=True, detail="The process ended with exit code 1")
+    seen = text(visitor.get("/"))
+    assert seen.index("kimi-k25 is down") < seen.index("kimi-k25 cannot start") < seen.index("failed")
+
+
+def test_fleet_says_that_nothing_needs_a_person(visitor: Client, story: factory.Story) -> None:
+    assert "Nothing needs you" in text(visitor.get("/"))
+
+
+def test_fleet_shows_a_silent_node(visitor: Client) -> None:
+    story = factory.Story()
+    story.node(silent=True)
+    story.service()
+    assert "practice is silent" in text(visitor.get("/"))
+
+
+def test_fleet_shows_memory_by_service_and_unclaimed(visitor: Client) -> None:
+    factory.full()
+    response = visitor.get("/")
+    assert "unclaimed: python3, pid 41877, user llm, 0.9 GiB on GPU 7" in text(response)
+    assert response.content.decode().count('class="b-service"') == 8
+
+
+def test_unknown_readings_are_not_shown_as_zero(visitor: Client, story: factory.Story) -> None:
+    node = story.the_node
+    for gpu in node.telemetry["gpus"]["gpus"]:
+        gpu.update(used_bytes=None, utilization=None, power_w=None, temperature_c=None)
+    node.save()
+    seen = text(visitor.get("/"))
+    assert "not read" in seen
+    assert "not known" in seen
+    assert " 0.0 GiB" not in seen
+
+
+def test_a_mismatch_is_one_chip_of_two_halves(visitor: Client, story: factory.Story) -> None:
+    story.service(mismatch=True)
+    assert "flashinfer-python 0.6.4+practice ≠ flashinfer-cubin 0.6.3+practice" in text(visitor.get("/")).replace("  ", " ")
+
+
+@pytest.mark.parametrize("fragment", ["needs", "facts", "recent", "services"])
+def test_fleet_fragments_are_the_parts_of_the_page(visitor: Client, fragment: str) -> None:
+    factory.full()
+    part = visitor.get(f"/fragments/{fragment}/?node=practice").content.decode()
+    page = visitor.get("/").content.decode()
+    tidy = [re.sub(r'name="(csrfmiddlewaretoken|idempotency_key)" value="[^"]*"|data-(since|ago)="[^"]*">[^<]*|width="[^"]*"|x="[^"]*"', "", t) for t in (part, page)]
+    assert tidy[0].strip() in tidy[1]
+
+
+def test_redeploy_starts_a_plan_and_goes_to_it(visitor: Client, story: factory.Story, redis_url: str) -> None:
+    response = visitor.post(f"{SERVICE}plan/", {"idempotency_key": "a" * 32})
+    job = Job.objects.get(type="plan")
+    assert response.url == f"/plans/{job.number}/"
+    assert job.params == {"channel": "practice", "version": None, "coupling": True}
+
+
+def test_pressing_redeploy_twice_makes_one_plan(visitor: Client, story: factory.Story, redis_url: str) -> None:
+    first, second = (visitor.post(f"{SERVICE}plan/", {"idempotency_key": "a" * 32}).url for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("version", ["-x", "--index-url=http://a", "1.0;rm", "a @ file:///etc", "../../x", "1\n2", "x" * 200])
+def test_a_version_that_is_none_is_refused(visitor: Client, story: factory.Story, version: str) -> None:
+    assert visitor.post(f"{SERVICE}plan/", {"version": version}).status_code == 400
+    assert not Job.objects.exists()
+
+
+def test_the_plan_page_shows_what_will_change_and_asks_once(visitor: Client, story: factory.Story) -> None:
+    job = story.plan_job()
+    response = visitor.get(f"/plans/{job.number}/")
+    seen = text(response)
+    assert "flashinfer-cubin 0.6.3+practice 0.6.4+practice coupled with flashinfer-python" in seen
+    assert "35 debug tensors" in seen
+    assert "no estimate yet" in seen
+    assert response.content.decode().count("btn-primary") == 1
+
+
+def test_the_expected_downtime_comes_from_earlier_redeploys(visitor: Client, story: factory.Story) -> None:
+    story.redeploy(ago_s=9000)
+    job = story.plan_job()
+    assert "Redeploy, about 12:58 min down" in text(visitor.get(f"/plans/{job.number}/"))
+
+
+def test_confirming_a_plan_starts_the_redeploy_with_its_hash(visitor: Client, story: factory.Story, redis_url: str) -> None:
+    plan = story.plan_job()
+    response = visitor.post(f"/plans/{plan.number}/redeploy/", {"plan_hash": "f" * 64, "smoke": "on", "rollback": "on", "preset": "quick"})
+    job = Job.objects.get(type="redeploy")
+    assert response.url == f"/jobs/{job.number}/"
+    assert job.params["plan_hash"] == "f" * 64
+    assert (job.params["smoke"], job.params["sweep"], job.params["purge"], job.params["rollback"]) == (True, False, False, True)
+
+
+def test_a_plan_that_was_not_looked_at_is_refused(visitor: Client, story: factory.Story) -> None:
+    plan = story.plan_job()
+    assert visitor.post(f"/plans/{plan.number}/redeploy/", {"plan_hash": "0" * 64, "preset": "quick"}).status_code == 400
+    assert not Job.objects.filter(type="redeploy").exists()
+
+
+def test_coupling_off_says_what_follows(visitor: Client, story: factory.Story) -> None:
+    job = story.plan_job(coupling=False)
+    assert "The new release will crash at its start" in text(visitor.get(f"/plans/{job.number}/"))
+
+
+def test_a_running_plan_shows_its_steps(visitor: Client, story: factory.Story) -> None:
+    job = story.plan_job(end=False)
+    assert "looking for patched files" in text(visitor.get(f"/plans/{job.number}/"))
+
+
+def test_a_job_that_warms_up_shows_phases_downtime_and_log(visitor: Client, story: factory.Story) -> None:
+    story.redeploy(ago_s=90000)
+    job = story.running_warmup()
+    response = visitor.get(f"/jobs/{job.number}/")
+    seen = text(response)
+    assert "Service down" in seen
+    assert "119 of 119 shards" in seen
+    assert "1:52" in seen  # torch.compile's usual time
+    assert "data-after=" in response.content.decode()
+
+
+def test_log_text_is_text(visitor: Client, story: factory.Story) -> None:
+    body = visitor.get(f"/jobs/{story.running_warmup().number}/").content.decode()
+    assert "&lt;script&gt;alert(&#x27;a log line is text&#x27;)&lt;/script&gt;" in body
+    assert "\u202e" not in body
+    assert "\x1b" not in body
+
+
+def test_ansi_colours_become_classes(visitor: Client, story: factory.Story) -> None:
+    body = visitor.get(f"/jobs/{story.redeploy().number}/?step=build").content.decode()
+    assert '<span class="a-bold a-cyan">Creating virtual environment</span>' in body
+
+
+def test_a_failed_job_names_the_decisive_line_the_fix_and_the_rollback(visitor: Client, story: factory.Story) -> None:
+    job = story.failed_redeploy()
+    response = visitor.get(f"/jobs/{job.number}/")
+    seen = text(response)
+    assert "kimi-k25 is healthy again on" in seen
+    assert "does not match flashinfer version (0.6.4). Please install the same version of both packages." in seen
+    assert "uv pip install --python ENV flashinfer-cubin==0.6.4" in seen
+    assert f"current is {factory.OLD} again" in seen
+    assert response.content.decode().count('<li class="decisive">') == 1
+
+
+def test_a_failed_rollback_asks_for_a_person(visitor: Client, story: factory.Story) -> None:
+    story.service(state="failed")
+    job = story.failed_redeploy(rollback="failed")
+    assert "A person has to look" in text(visitor.get(f"/jobs/{job.number}/"))
+
+
+def test_the_report_has_four_parts_and_its_markdown(visitor: Client, story: factory.Story) -> None:
+    job = story.redeploy()
+    seen = text(visitor.get(f"/jobs/{job.number}/"))
+    for part in ("1 Reinstall", "2 Cleanup", "3 Service verified", "4 Benchmark", "1,239 tok/s", "35 files, 65.2"):
+        assert part in seen, part
+    assert visitor.get(f"/jobs/{job.number}/report.md").content.decode().startswith("# Redeploy kimi-k25 on practice (PRACTICE")
+
+
+def test_a_running_sweep_carries_its_levels_and_seconds(visitor: Client, story: factory.Story) -> None:
+    story.redeploy(ago_s=90000)
+    job = story.running_sweep()
+    response = visitor.get(f"/jobs/{job.number}/")
+    data = response.context["panels"]["sweep"]["data"]
+    assert [p["tput"] for p in data["points"]] == [61.0, 277.0]
+    assert data["seconds"]["c"] == 32
+    assert len(data["seconds"]["x"]) == 40
+    assert data["before"]["points"][-1]["tput"] == 1239.0
+    assert "61 tok/s target 40–50 met" in text(response)
+
+
+@pytest.mark.parametrize("kind", ["smoke", "integrity", "cancelled", "partial", "lost", "interrupted", "queued"])
+def test_every_state_of_a_job_has_its_page(visitor: Client, story: factory.Story, kind: str) -> None:
+    job = story.small_jobs()[kind]
+    job.refresh_from_db()
+    words = {"failed": "Failed", "succeeded": "Succeeded", "cancelled": "Cancelled", "partial": "Partly done", "lost": "Lost contact", "interrupted": "Interrupted",
+             "queued": "Queued"}
+    assert words[job.state] in text(visitor.get(f"/jobs/{job.number}/"))
+
+
+@pytest.mark.parametrize("name", ["head", "notice", "facts", "steps", "panels"])
+def test_job_fragments_say_how_far_they_know(visitor: Client, story: factory.Story, name: str) -> None:
+    job = story.running_warmup()
+    response = visitor.get(f"/jobs/{job.number}/fragments/{name}/")
+    assert response.status_code == 200
+    assert response.headers["X-Job-Seq"] == str(job.last_seq)
+
+
+def test_the_log_comes_whole_with_the_event_up_to_which_it_goes(visitor: Client, story: factory.Story) -> None:
+    job = story.running_warmup()
+    told = visitor.get(f"/jobs/{job.number}/log/?step=warmup&format=json").json()
+    assert told["seq"] == job.last_seq
+    assert told["text"] == factory.warmup_log()
+
+
+def test_the_log_downloads_as_text(visitor: Client, story: factory.Story) -> None:
+    response = visitor.get(f"/jobs/{story.running_warmup().number}/log/?step=warmup")
+    assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert response.headers["Content-Disposition"].endswith('-warmup.log"')
+
+
+def test_cancel_says_what_it_will_do_and_then_does_it(visitor: Client, story: factory.Story, redis_url: str) -> None:
+    job = story.running_warmup()
+    assert "It is started again on the last good release" in text(visitor.get(f"/jobs/{job.number}/cancel/"))
+    visitor.post(f"/jobs/{job.number}/cancel/")
+    job.refresh_from_db()
+    assert job.state == "cancelling"
+
+
+def test_jobs_are_filtered(visitor: Client) -> None:
+    factory.failing()
+    assert {row["job"].state for row in visitor.get("/jobs/?state=failed").context["rows"]} == {"failed", "interrupted"}
+    assert {row["job"].type for row in visitor.get("/jobs/?type=integrity").context["rows"]} == {"integrity"}
+
+
+def test_a_run_has_a_table_beside_its_charts(visitor: Client) -> None:
+    factory.full()
+    run = BenchmarkRun.objects.filter(state="done").first()
+    assert run is not None
+    seen = text(visitor.get(f"/benchmarks/{run.pk}/"))
+    assert "PRACTICE" in seen
+    assert "1,239" in seen
+    assert "52.8" in seen
+
+
+@pytest.mark.parametrize("action", ["restart", "sweep", "smoke", "integrity", "practice-reset", "warmup"])
+def test_an_action_is_explained_and_started_by_post_only(visitor: Client, story: factory.Story, redis_url: str, action: str) -> None:
+    assert "kimi-k25" in text(visitor.get(f"{SERVICE}run/{action}/"))
+    assert not Job.objects.exists()
+    response = visitor.post(f"{SERVICE}run/{action}/", {"idempotency_key": "b" * 32, "preset": "quick"})
+    assert response.url == f"/jobs/{Job.objects.get(type=action).number}/"
+
+
+def test_a_real_service_cannot_be_reset(visitor: Client, story: factory.Story) -> None:
+    story.the_service.practice = False
+    story.the_service.save()
+    assert visitor.post(f"{SERVICE}run/practice-reset/").status_code == 404
+
+
+def test_a_busy_service_is_refused_with_its_job(visitor: Client, story: factory.Story, redis_url: str) -> None:
+    story.running_warmup()
+    holder = Job.objects.get()
+    visitor.post(f"{SERVICE}run/smoke/")
+    response = visitor.post(f"{SERVICE}run/restart/")
+    assert response.status_code == 409
+    assert f"#{holder.number}" in response.content.decode() or "busy" in response.content.decode()
+
+
+def test_a_pasted_log_is_diagnosed(visitor: Client) -> None:
+    response = visitor.post("/diagnose/", {"text": factory.crash_log()})
+    assert "flashinfer-cubin version (0.6.3) does not match" in text(response)
+    assert '<li class="decisive">' in response.content.decode()
+
+
+def test_a_healthy_log_is_not_called_a_fault(visitor: Client) -> None:
+    log = "(APIServer pid=1) INFO 03-02 10:26:31 [api_server.py:1346] vLLM API server version 0.16.0\nINFO:     Application startup complete.\n"
+    assert "No fault was found" in text(visitor.post("/diagnose/", {"text": log}))
+
+
+def test_a_too_big_log_is_refused_in_words(visitor: Client) -> None:
+    assert visitor.post("/diagnose/", {"text": "x" * 700_001}).status_code == 400
+
+
+def test_one_primary_button_a_page(visitor: Client) -> None:
+    story = factory.failing()
+    story.service(state="failed", mismatch=True)
+    for path in ("/", "/jobs/", "/services/", f"/jobs/{Job.objects.filter(type='redeploy').first().number}/"):  # type: ignore[union-attr]
+        assert visitor.get(path).content.decode().count("btn-primary") <= 2, path
+
+
+def test_practice_is_marked_wherever_its_numbers_show(visitor: Client) -> None:
+    factory.full()
+    run, job = BenchmarkRun.objects.filter(state="done").first(), Job.objects.filter(type="redeploy").first()
+    assert run is not None and job is not None
+    for path in ("/", "/services/", SERVICE, "/jobs/", f"/jobs/{job.number}/", "/benchmarks/", f"/benchmarks/{run.pk}/"):
+        assert "PRACTICE" in text(visitor.get(path)), path
