@@ -21,7 +21,7 @@ EVENTS_PER_STEP = 100  # about 0.2 ms of work
 
 # A delta with exactly one text and nothing else to learn, as most events are; anything else goes through the JSON parser. A quote inside a
 # JSON string is escaped, so this text cannot stand inside a string.
-_PLAIN_DELTA = re.compile(rb'"delta":\s?\{"(content|reasoning|reasoning_content)":\s?"(?:[^"\\]|\\.)+"\}')
+_PLAIN_DELTA = re.compile(rb'"delta":\s?\{"(content|reasoning|reasoning_content)":\s?"(?:[^"\\]++|\\.)++"\}')
 _NOT_FINISHED = re.compile(rb'"finish_reason":\s?null')
 
 

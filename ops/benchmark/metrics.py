@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from ops.benchmark.request_record import CONTENT, REASONING, RequestRecord
@@ -23,6 +24,7 @@ SHORT_WINDOW_S = 30.0
 ERROR_RATE_LIMIT = 0.01
 REASONING_ONLY_LIMIT = 0.10
 CLIENT_LAG_LIMIT = 0.05
+BUNCHED_LIMIT = 0.5
 CLIENT_CPU_LIMIT = 0.80
 
 
@@ -79,7 +81,7 @@ class LevelMetrics:
     """All numbers of one level. Times here are in ns; `as_dict` gives them in ms or s, with the unit in the name.
 
     Throughputs are tokens (or requests) per second; `steady` ones are None where the window is empty. `marks`: words that say what the
-    numbers are not good for (`short`, `client-bound`, `errors`, `counted by chunks`, `reasoning only`, `length not obeyed`, `cut`).
+    numbers are not good for (`short`, `client-bound`, `errors`, `counted by chunks`, `reasoning only`, `length not obeyed`, `cut`, `bunched`).
     """
 
     concurrency: int
@@ -110,6 +112,7 @@ class LevelMetrics:
     queue: Spread
     queue_max_ns: int | None
     length_before_content: int
+    bunched_share: float | None  # of all gaps: those of zero, chunks that came in one read
     client: ClientCost
     power_mean_w: float | None = None
     scaling_x: float | None = None
@@ -150,7 +153,7 @@ class LevelMetrics:
             "interactivity_tok_s_user": S / self.tpot.p50 if self.tpot.p50 else None,
             "spread_p99_p50": self.e2e.p99 / self.e2e.p50 if self.e2e.p99 is not None and self.e2e.p50 else None,
             "scaling_x": self.scaling_x, "scaling_efficiency": None if self.scaling_x is None else self.scaling_x / self.concurrency,
-            "length_before_content": self.length_before_content,
+            "length_before_content": self.length_before_content, "bunched_share": self.bunched_share,
             "power_mean_w": self.power_mean_w,
             "tokens_per_joule": tok_s / self.power_mean_w if tok_s is not None and self.power_mean_w else None,
             "client_lag_p50_ms": self.client.lag_p50_ms, "client_lag_p99_ms": self.client.lag_p99_ms, "client_lag_max_ms": self.client.lag_max_ms,
@@ -226,7 +229,7 @@ def level_metrics(records: Sequence[RequestRecord], *, concurrency: int, request
     tokens = sum(tokens_of(r) for r in good)
     in_window = sum(tokens_between(r, *window) for r in good) if window and good else None
     done_in_window = sum(1 for r in good if r.t_end is not None and window[0] <= r.t_end <= window[1]) if window else None
-    gaps = (after - before for r in good for before, after in zip(r.times, r.times[1:], strict=False))
+    gaps = [after - before for r in good for before, after in pairwise(r.times)]
     with_content = [r for r in good if CONTENT in r.kinds]
     with_split = [r for r in good if r.reasoning_tokens is not None]
     queue = [r.t_send - r.t_sched for r in records if r.t_send]
@@ -250,6 +253,7 @@ def level_metrics(records: Sequence[RequestRecord], *, concurrency: int, request
         icl=Spread.of(gaps), tpot=Spread.of(value for r in good if (value := tpot(r)) is not None),
         queue=Spread.of(queue), queue_max_ns=max(queue, default=None),
         length_before_content=sum(1 for r in good if r.finish_reason == "length" and CONTENT not in r.kinds and REASONING in r.kinds),
+        bunched_share=gaps.count(0) / len(gaps) if gaps else None,
         client=client, power_mean_w=power_mean_w,
     )
     made.marks.extend(_marks(made, good, fixed_tokens))
@@ -277,6 +281,8 @@ def _marks(made: LevelMetrics, good: Sequence[RequestRecord], fixed_tokens: int 
         marks.append("length not obeyed")
     if made.unfinished:
         marks.append("cut")
+    if made.bunched_share is not None and made.bunched_share > BUNCHED_LIMIT:
+        marks.append("bunched")
     lag, gap, cpu = made.client.lag_p99_ms, made.icl.p50, made.client.cpu_share
     if (lag is not None and gap is not None and lag > CLIENT_LAG_LIMIT * gap / MS) or (cpu is not None and cpu > CLIENT_CPU_LIMIT):
         marks.append("client-bound")

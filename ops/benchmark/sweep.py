@@ -88,7 +88,7 @@ class _Sweep:
             try:
                 stopped = await self._level(concurrency, requests)
             except OpsError as error:
-                state, reason, failure = "failed", error.what, error
+                state, reason, failure = "failed", f"{error.what}: {error.why}" if error.why else error.what, error
                 break
             if stopped == "cancelled":
                 state, reason = "cancelled", f"Cancelled at concurrency {concurrency}"
@@ -148,6 +148,9 @@ class _Sweep:
             self.warnings.append(f"{at}: no request ended {'within the time limit' if outcome.stopped == 'time' else 'well'}")
         if metrics.errors:
             self.warnings.append(f"{at}: {metrics.errors} of {metrics.errors + metrics.finished} requests failed: {metrics.first_error}")
+        if "bunched" in level["marks"]:
+            self.warnings.append(f"{at}: {100 * level['bunched_share']:.0f} % of the chunks came in one read with the one before: something between "
+                                 "the engine and here collects them, so TTFT, ICL and TPOT tell when bunches came, not tokens")
         if level["queue_p50_ms"] is not None and level["queue_p50_ms"] > QUEUE_WARNING_MS:
             self.warnings.append(f"{at}: requests left {level['queue_p50_ms']:.1f} ms late at the median (queue delay); latencies do not include it")
         if self.folder is not None:

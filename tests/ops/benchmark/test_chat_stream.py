@@ -1,0 +1,175 @@
+"""Streams as vLLM sent them (recordings), as other servers send them, cut into segments at any byte."""
+
+from __future__ import annotations
+
+import json
+import random
+from array import array
+from pathlib import Path
+
+import pytest
+
+from ops.benchmark.chat_stream import ChatStream, error_text, events, read_in_steps, settle
+from ops.benchmark.request_record import RequestRecord
+from ops.benchmark.stamped_connection import RawResponse
+from tests.fakes.scripted_server import DONE, STREAM_END, STREAM_HEAD, chunk, event, usage
+
+RECORDINGS = Path(__file__).resolve().parents[2] / "fixtures" / "vllm"
+
+
+def received(*pieces: bytes, complete: bool = True, framing: str = "chunked", failure: tuple[str, str] | None = None) -> RawResponse:
+    """A response whose i-th segment came at i x 1000 ns (from 1)."""
+    stamps = array("q", [1000 * (i + 1) for i in range(len(pieces))])
+    head, _, _ = b"".join(pieces).partition(b"\r\n\r\n")
+    return RawResponse(stamps=stamps, pieces=list(pieces), status=200, headers={"content-type": "text/event-stream"}, body_start=len(head) + 4,
+                       framing=framing, complete=complete, failure=failure, ended_at=stamps[-1])
+
+
+def stream_of(*events_: bytes) -> bytes:
+    return STREAM_HEAD + b"".join(chunk(e) for e in events_) + STREAM_END
+
+
+def read(raw: RawResponse, *, keep_text: bool = False) -> ChatStream:
+    steps = read_in_steps(raw, keep_text=keep_text)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def settled(raw: RawResponse) -> RequestRecord:
+    record = RequestRecord(index=0, slot=0, t_sched=0, t_send=10)
+    for _ in settle(record, raw):
+        pass
+    return record
+
+
+def recording(name: str) -> RawResponse:
+    """A recording whose body curl had already unwrapped: head, then plain events."""
+    blob = (RECORDINGS / name).read_bytes()
+    _, _, body = blob.partition(b"\r\n\r\n") if b"\r\n\r\n" in blob else blob.partition(b"\n\n")
+    return received(STREAM_HEAD.split(b"\r\n\r\n")[0] + b"\r\n\r\n", body, framing="close")
+
+
+def test_a_recorded_reasoning_stream_is_read_whole() -> None:
+    stream = read(recording("chat-stream-reasoning.txt"), keep_text=True)
+    assert (stream.output_tokens, stream.reasoning_tokens, stream.prompt_tokens, stream.finish_reason) == (38, 25, 23, "stop")
+    assert stream.content.strip() == "The capital of France is Paris."
+    assert stream.reasoning.strip() == "The user asks for a capital city. It is Paris."
+    assert stream.done and not stream.error
+
+
+def test_a_recorded_tool_call_is_put_together() -> None:
+    stream = read(recording("chat-stream-tools.txt"), keep_text=True)
+    assert stream.finish_reason == "tool_calls"
+    assert [(call["name"], json.loads(call["arguments"])) for call in stream.tool_calls.values()] == [("get_weather", {"city": "Paris"})]
+    assert "t" in stream.kinds and set(stream.kinds) <= {"r", "t", "c"}
+
+
+def test_usage_in_every_event_gives_the_tokens_of_each_chunk() -> None:
+    stream = read(recording("chat-stream-continuous-usage.txt"))
+    assert stream.chunk_tokens is not None and len(stream.chunk_tokens) == len(stream.times)
+    assert sum(stream.chunk_tokens) <= (stream.output_tokens or 0)
+
+
+def test_an_engine_that_dies_in_the_stream_is_a_stream_error_even_with_done() -> None:
+    record = settled(recording("chat-stream-engine-died.txt"))
+    assert record.error_kind == "stream_error"
+    assert record.error.startswith("EngineCore encountered an issue")
+
+
+@pytest.mark.parametrize("name", ["chat-stream-reasoning.txt", "chat-stream-tools.txt", "chat-stream-continuous-usage.txt"])
+def test_the_fast_path_sees_what_the_json_parser_sees(name: str) -> None:
+    fast, whole = read(recording(name)), read(recording(name), keep_text=True)
+    assert (fast.kinds, fast.times) == (whole.kinds, whole.times)
+    assert (fast.output_tokens, fast.finish_reason) == (whole.output_tokens, whole.finish_reason)
+
+
+EVENTS = [event({"role": "assistant", "content": ""}), event({"reasoning": "hm"}), event({"content": "a \"quoted\" {text}"}), event({"content": ""}),
+          event({"content": "b"}, finish="stop"), usage(4, 1), DONE]
+
+
+def test_a_chunk_has_the_stamp_of_the_segment_that_completed_its_event() -> None:
+    whole = stream_of(*EVENTS)
+    at = whole.index(b'"hm"') + 2  # cut within the reasoning event: it is complete with the second segment
+    stream = read(received(whole[:at], whole[at:at + 300], whole[at + 300:]))
+    assert stream.kinds == ["r", "c", "c"]
+    assert stream.times[0] == 2000
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("seed", range(6))
+def test_any_cut_into_chunks_and_segments_reads_the_same(newline: bytes, seed: int) -> None:
+    draw = random.Random(seed)
+    body = b"".join([b": ping\n\n", *EVENTS]).replace(b"\n", newline)
+    cuts = sorted(draw.sample(range(1, len(body)), 12))
+    chunks = [chunk(body[a:b]) for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)]
+    wire = STREAM_HEAD + b"".join(chunks) + STREAM_END
+    cuts = sorted(draw.sample(range(1, len(wire)), 40))
+    stream = read(received(*(wire[a:b] for a, b in zip([0, *cuts], [*cuts, len(wire)], strict=True))))
+    assert (stream.kinds, stream.output_tokens, stream.reasoning_tokens, stream.finish_reason, stream.done) == (["r", "c", "c"], 4, 1, "stop", True)
+    assert list(stream.times) == sorted(stream.times)
+
+
+def test_every_cut_gives_the_stamp_of_its_segment() -> None:
+    """Byte by byte, the stamp is the one of the event's last newline."""
+    wire = stream_of(*EVENTS)
+    found = [stamp for stamp, _ in events(received(*(wire[i:i + 1] for i in range(len(wire)))))]
+    ends, at = [], wire.index(b"\r\n\r\n") + 4
+    for one in EVENTS:
+        at = wire.index(one, at) + len(one)
+        ends.append(1000 * at)
+    assert found == ends
+
+
+def test_several_data_lines_and_other_fields_make_one_event() -> None:
+    whole = b'event: message\nid: 7\ndata: {"choices":[{"index":0,\ndata: "delta":{"content":"x"},"finish_reason":"stop"}]}\nretry: 5\n\n'
+    assert read(received(stream_of(whole, DONE))).kinds == ["c"]
+
+
+def test_a_last_event_without_its_blank_line_still_counts() -> None:
+    record = settled(received(stream_of(event({"content": "x"}, finish="stop"), b"data: [DONE]\n")))
+    assert record.ok
+
+
+def test_invalid_utf8_in_a_text_is_a_chunk_like_any_other() -> None:
+    broken = event({"content": "PLACE"}).replace(b"PLACE", b"\xff\xfe")
+    assert settled(received(stream_of(broken, event({}, finish="stop"), DONE))).kinds == "c"
+
+
+def test_escaped_quotes_cannot_pass_for_fields() -> None:
+    text = '"finish_reason":null,"delta":{"reasoning":"x"} \\" "usage"'
+    record = settled(received(stream_of(event({"content": text}), event({}, finish="stop"), usage(5), DONE)))
+    assert (record.kinds, record.output_tokens) == ("c", 5)
+
+
+def test_an_enormous_chunk_is_read() -> None:
+    big = event({"content": "x" * 3_000_000})
+    wire = stream_of(big, event({}, finish="length"), DONE)
+    assert settled(received(*(wire[i:i + 65536] for i in range(0, len(wire), 65536)))).kinds == "c"
+
+
+@pytest.mark.parametrize(("events_", "kind"), [
+    ([event({"content": "x"}, finish="stop")], "no_done"),
+    ([event({"content": "x"}), DONE], "no_finish_reason"),
+    ([event({"role": "assistant", "content": ""}), event({}, finish="stop"), usage(0), DONE], "no_chunk"),
+    ([b"data: not json\n\n", DONE], "protocol"),
+    ([b"data: [1, 2]\n\n", DONE], "protocol"),
+    ([b'data: {"error": "boom"}\n\n', DONE], "stream_error"),
+    ([b'data: {"object": "error", "message": "old form", "code": 500}\n\n'], "stream_error"),
+])
+def test_a_stream_that_is_not_whole_is_an_error(events_: list[bytes], kind: str) -> None:
+    assert settled(received(stream_of(*events_))).error_kind == kind
+
+
+def test_a_cut_after_done_is_no_error() -> None:
+    wire = stream_of(event({"content": "x"}, finish="stop"), DONE).removesuffix(STREAM_END)
+    assert settled(received(wire, complete=False, failure=("cut", "gone"))).ok
+
+
+def test_error_bodies_of_vllm_are_understood() -> None:
+    cases = [case for case in json.loads((RECORDINGS / "errors.json").read_text()) if case["status"] >= 400]
+    assert all(error_text(case["body"]) for case in cases)
+    assert error_text(cases[0]["body"]) == "The model `nope` does not exist. Valid aliases: tiny."
+    assert error_text(json.loads((RECORDINGS / "chat-reasoning.json").read_text())) == ""

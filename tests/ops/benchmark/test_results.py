@@ -1,0 +1,50 @@
+"""What is stored can be read again, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import gzip
+from array import array
+from pathlib import Path
+
+import pytest
+
+from ops.benchmark.load import LevelOutcome
+from ops.benchmark.metrics import ClientCost
+from ops.benchmark.request_record import RequestRecord
+from ops.benchmark.results import SweepResult, number, read_level, store_level
+from ops.jobs.errors import BadInput
+
+
+def outcome() -> LevelOutcome:
+    good = RequestRecord(index=0, slot=0, t_sched=1000, t_send=1010, t_end=5000, times=array("q", [2010, 3010, 4510]), kinds="rrc", output_tokens=3,
+                         reasoning_tokens=2, prompt_tokens=9, finish_reason="length", status=200)
+    bad = RequestRecord(index=1, slot=1, t_sched=1000, t_send=1020, t_end=1500, status=503, error_kind="http", error="HTTP 503: no", retried=True)
+    left = RequestRecord(index=2, slot=0, t_sched=5000, t_send=5001, t_end=6000, unfinished=True)
+    return LevelOutcome(2, 3, [good, bad, left], t0=1000, started_at=1.5e9, client=ClientCost())
+
+
+def test_a_level_comes_back_with_times_from_its_start(tmp_path: Path) -> None:
+    head, records = read_level(store_level(tmp_path, outcome(), seed=7))
+    assert (head["concurrency"], head["seed"], head["unit"]) == (2, 7, "ns")
+    assert (records[0].t_sched, records[0].t_send, records[0].t_end, list(records[0].times)) == (0, 10, 4000, [1010, 2010, 3510])
+    assert (records[1].error_kind, records[1].retried, records[2].unfinished) == ("http", True, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["c2.jsonl.gz"]
+
+
+@pytest.mark.parametrize("content", [b"", b"not gzip", gzip.compress(b""), gzip.compress(b"{}"), gzip.compress(b"[]\n"),
+                                     gzip.compress(b'{"schema": "roundhouse.sweep/1"}\n{"index": 0}\n')])
+def test_a_file_that_is_no_level_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "c1.jsonl.gz"
+    path.write_bytes(content)
+    with pytest.raises(BadInput):
+        read_level(path)
+
+
+@pytest.mark.parametrize("raw", [None, [], {}, {"schema": "other/1"}, {"schema": "roundhouse.sweep/1"}])
+def test_something_else_is_no_result(raw: object) -> None:
+    with pytest.raises(BadInput):
+        SweepResult.from_dict(raw)
+
+
+def test_unknown_is_written_as_such() -> None:
+    assert (number(None, 1), number(1239.26, 1), number(2.0, 2, "x")) == ("n/a", "1,239.3", "2.00x")

@@ -1,0 +1,255 @@
+"""A sweep against the measuring rig, whose streams tell the truth, and against servers that go wrong."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops.benchmark import presets, sweep
+from ops.benchmark.results import SweepResult, read_level
+from ops.jobs.errors import BadInput, OpsError
+from tests.fakes.paced_server import paced
+from tests.fakes.scripted_server import (
+    CLOSE,
+    DONE,
+    STREAM_END,
+    STREAM_HEAD,
+    chunk,
+    event,
+    good_stream,
+    response,
+    scripted,
+    usage,
+)
+
+Events = list[tuple[str, dict[str, Any]]]
+
+
+def measure(url: str, *, model: str = "paced", events: Events | None = None, folder: Path | None = None, cancel: Any = lambda: False,
+            power: Any = None, **overrides: Any) -> SweepResult:
+    kept = [] if events is None else events
+    given = {"concurrencies": [4], "requests": 8, "max_tokens": 20, "warmup_per_slot": 0.5, "burst": True, **overrides}
+    settings = presets.settings("custom", base_url=url, model=model, **given)
+    return sweep.run(settings, emit=lambda type, data: kept.append((str(type), data)), cancel=cancel, runs_folder=folder, power=power)
+
+
+def test_chunks_are_exact_and_times_close_to_the_servers_truth(rig: Path, tmp_path: Path) -> None:
+    with paced(rig, rate=50, ttft_ms=30, reasoning=5) as url:
+        result = measure(url, folder=tmp_path)
+    level = result.levels[0]
+    assert (level["finished"], level["errors"], level["output_tokens"], level["reasoning_tokens"], level["chunks"]) == (8, 0, 160, 40, 160)
+    # 20 chunks, 20 ms apart, the first after 30 ms; a loaded machine adds, never takes away
+    assert 30 <= level["ttft_p50_ms"] < 45
+    assert level["ttfc_p50_ms"] == pytest.approx(level["ttft_p50_ms"] + 100, rel=0.1)
+    assert level["tpot_p50_ms"] == pytest.approx(20, rel=0.05)
+    assert level["e2e_p50_s"] == pytest.approx(0.41, rel=0.1)
+    assert level["output_tok_s"] == pytest.approx(4 * 20 / 0.41, rel=0.15)
+    head, records = read_level(tmp_path / result.run_id / "c4.jsonl.gz")
+    assert head["concurrency"] == 4 and len(records) == 8 and all(record.kinds == "r" * 5 + "c" * 15 for record in records)
+
+
+def test_stamps_are_within_milliseconds_of_the_servers_own(rig: Path) -> None:
+    """The rig writes into each token when it left: the same clock as ours."""
+    import asyncio
+
+    from ops.benchmark.chat_client import ChatClient
+
+    with paced(rig, rate=100, ttft_ms=10) as url:
+        record, stream = asyncio.run(ChatClient(url, "paced").complete({"max_tokens": 30, "stream_options": {"include_usage": True}}))
+    left = [int(token, 16) for token in stream.content.split()]
+    assert len(left) == len(record.times) == 30 and record.ok
+    assert all(at >= sent for at, sent in zip(record.times, left, strict=True))
+    assert statistics.median(at - sent for at, sent in zip(record.times, left, strict=True)) < 3_000_000
+
+
+@pytest.mark.parametrize("faults", [{"split": 1}, {"ping": 1}, {"role": 2}, {"sync": 1}, {"pad": 3000}])
+def test_forms_of_a_stream_do_not_change_what_is_counted(rig: Path, faults: dict[str, int]) -> None:
+    with paced(rig, rate=200, ttft_ms=5, **faults) as url:
+        level = measure(url).levels[0]
+    assert (level["finished"], level["errors"], level["chunks"]) == (8, 0, 160)
+
+
+def test_several_tokens_in_a_chunk_are_tokens_not_chunks(rig: Path) -> None:
+    with paced(rig, rate=100, ttft_ms=5, per_chunk=4) as url:
+        level = measure(url).levels[0]
+    assert (level["output_tokens"], level["chunks"], level["tokens_per_chunk"]) == (160, 40, 4.0)
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("fail_every", "http"), ("cut_every", "cut")])
+def test_failed_requests_are_classified_and_leave_the_rest_whole(rig: Path, fault: str, kind: str) -> None:
+    with paced(rig, rate=200, ttft_ms=5, **{fault: 4}) as url:
+        result = measure(url, warmup_per_slot=0.0)
+    level = result.levels[0]
+    assert (level["finished"], level["errors_by_kind"], level["chunks"]) == (6, {kind: 2}, 120)
+    assert result.state == "done" and "errors" in level["marks"] and any("2 of 8 requests failed" in text for text in result.warnings)
+
+
+def test_a_stalled_stream_times_out(rig: Path) -> None:
+    with paced(rig, rate=200, ttft_ms=5, stall_every=4, stall_ms=60_000) as url:
+        level = measure(url, warmup_per_slot=0.0, request_timeout_s=0.6).levels[0]
+    assert level["errors_by_kind"] == {"timeout": 2}
+
+
+def test_events_are_told_as_the_contract_says(rig: Path) -> None:
+    events: Events = []
+    with paced(rig, rate=50, ttft_ms=5) as url:
+        result = measure(url, events=events, concurrencies=[1, 2], requests=3, max_tokens=40, power=lambda: 250.0)
+    names = [type for type, _ in events]
+    assert names[0] == "sweep.started" and names[-1] == "sweep.finished"
+    assert names.count("sweep.level_started") == names.count("sweep.level_finished") == 2
+    seconds = [data for type, data in events if type == "sweep.level_second" and data["concurrency"] == 1]
+    assert [data["second"] for data in seconds] == [1, 2, 3]
+    assert set(seconds[0]) == {"run_id", "concurrency", "second", "output_tok_s", "in_flight", "finished", "errors", "ttft_p50_ms", "icl_p50_ms",
+                               "e2e_mean_s", "throughput_so_far_tok_s", "power_w"}
+    assert seconds[0]["output_tok_s"] == pytest.approx(50, rel=0.15) and seconds[0]["power_w"] == 250.0
+    assert seconds[0]["finished"] == 1 and seconds[0]["e2e_mean_s"] == pytest.approx(0.785, rel=0.1)
+    assert seconds[-1]["finished"] == 3 and seconds[-1]["in_flight"] == 0
+    assert events[0][1]["concurrencies"] == [1, 2] and events[0][1]["requests"] == [3, 3] and events[0][1]["short"] is True
+    assert events[-1][1]["result"] == result.as_dict() and result.levels[0]["power_mean_w"] == 250.0
+    assert (result.levels[0]["scaling_x"], result.levels[1]["scaling_x"]) == (1.0, pytest.approx(2, rel=0.2))
+
+
+def test_a_result_survives_json_and_prints_as_a_table(rig: Path) -> None:
+    with paced(rig, rate=500, ttft_ms=2) as url:
+        result = measure(url)
+    assert SweepResult.from_dict(result.as_dict()) == result
+    lines = result.to_markdown_table().splitlines()
+    assert lines[0].startswith("| concurrency | output tok/s |") and len(lines) == 3 and "n/a" in lines[2]
+
+
+def test_the_time_limit_ends_a_level_and_keeps_what_ended(rig: Path) -> None:
+    with paced(rig, rate=50, ttft_ms=5) as url:
+        began = time.monotonic()
+        result = measure(url, requests=1000, level_seconds=1.5)
+        took = time.monotonic() - began
+    level = result.levels[0]
+    assert level["stopped"] == "time" and 8 <= level["finished"] < 20 and level["unfinished"] == 0 and took < 6
+    assert result.state == "done"
+
+
+def test_requests_that_outlast_the_limit_are_unfinished_and_no_errors(rig: Path) -> None:
+    with paced(rig, rate=2, ttft_ms=5) as url:
+        result = measure(url, warmup_per_slot=0.0, level_seconds=0.3, drain_seconds=0.2)
+    level = result.levels[0]
+    assert (level["unfinished"], level["errors"], level["finished"], level["output_tok_s"]) == (4, 0, 0, None)
+
+
+def test_cancel_keeps_what_was_measured(rig: Path, tmp_path: Path) -> None:
+    pressed = threading.Event()
+    timer = threading.Timer(1.0, pressed.set)
+    timer.start()
+    with paced(rig, rate=100, ttft_ms=5) as url:
+        result = measure(url, folder=tmp_path, requests=2000, concurrencies=[4, 8], cancel=pressed.is_set)
+    timer.join()
+    assert result.state == "cancelled" and len(result.levels) == 1
+    assert result.levels[0]["state"] == "cancelled" and result.levels[0]["finished"] > 0 and result.levels[0]["errors"] == 0
+    assert (tmp_path / result.run_id / "result.json").exists()
+
+
+def test_slots_start_staggered_over_one_request_unless_burst(rig: Path, tmp_path: Path) -> None:
+    with paced(rig, rate=50, ttft_ms=5) as url:
+        result = measure(url, folder=tmp_path, burst=False, concurrencies=[4], requests=8)
+    _, records = read_level(tmp_path / result.run_id / "c4.jsonl.gz")
+    first = sorted(record.t_send for record in records if record.index < 4)
+    assert first[-1] - first[0] == pytest.approx(0.385e9 * 3 / 4, rel=0.3)  # 19 gaps of 20 ms and 5 ms, over four slots
+
+
+def test_the_next_request_leaves_at_once(rig: Path, tmp_path: Path) -> None:
+    with paced(rig, rate=200, ttft_ms=5) as url:
+        level = measure(url, concurrencies=[2], requests=20).levels[0]
+    assert level["queue_p50_ms"] < 1 and level["connects_in_level"] == 0
+
+
+def test_prompts_are_unique_and_the_same_seed_makes_them_again() -> None:
+    seen: list[str] = []
+    for _ in range(2):
+        with scripted(lambda n, body: good_stream(2)) as server:
+            measure(server.url, model="m", max_tokens=2)
+            seen.append(sorted(body["messages"][0]["content"] for path, body in server.requests if body))
+    assert len(set(seen[0])) == len(seen[0]) == 10 and seen[0] == seen[1]
+    assert len({text.split()[0] for text in seen[0]}) == 10
+
+
+def test_fixed_length_is_demanded_and_natural_is_not() -> None:
+    bodies = []
+    for mode in ("fixed", "natural"):
+        with scripted(lambda n, body: good_stream(2)) as server:
+            measure(server.url, model="m", max_tokens=2, output_mode=mode)
+            bodies.append(server.requests[-1][1])
+    assert (bodies[0]["min_tokens"], bodies[0]["ignore_eos"], bodies[0]["stream_options"]) == (2, True, {"include_usage": True})
+    assert "min_tokens" not in bodies[1] and "ignore_eos" not in bodies[1] and bodies[1]["temperature"] == 0.0
+
+
+BAD = {
+    "http": [response(400, {"error": {"message": "temperature must be non-negative", "type": "BadRequestError", "code": 400}})],
+    "not_a_stream": [response(200, {"choices": []})],
+    "cut": [STREAM_HEAD, chunk(event({"content": "a"})), CLOSE],
+    "stream_error": [STREAM_HEAD, chunk(event({"content": "a"})), chunk(event(None, error={"message": "EngineCore died", "code": 500})),
+                     chunk(DONE), STREAM_END],
+    "no_done": [STREAM_HEAD, chunk(event({"content": "a"}, finish="stop")), STREAM_END],
+    "no_chunk": [STREAM_HEAD, chunk(event({}, finish="stop")), chunk(usage(0)), chunk(DONE), STREAM_END],
+    "protocol": [b"\x00\x01\x02 what is this\r\n\r\n"],
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_server_that_fails_every_request_is_an_error_with_its_words(kind: str) -> None:
+    with scripted(lambda n, body: BAD[kind]) as server, pytest.raises(OpsError) as told:
+        measure(server.url, model="m")
+    assert told.value.kind == f"request_{kind}" and server.url in told.value.what and told.value.why
+
+
+def test_too_many_errors_stop_the_sweep_and_keep_the_levels() -> None:
+    def chat(number: int, body: dict[str, Any]) -> list[Any]:
+        return good_stream(2) if number <= 10 else BAD["http"]
+
+    with scripted(chat) as server:
+        result = measure(server.url, model="m", max_tokens=2, concurrencies=[1, 2], requests=8, warmup_per_slot=1.0)
+    assert result.state == "failed" and "temperature must be non-negative" in result.reason
+    assert result.levels[0]["finished"] == 8
+
+
+def test_a_server_that_closes_each_connection_is_measured_with_the_connects_counted() -> None:
+    head, *rest = good_stream(3)
+    closing = [head.replace(b"transfer-encoding", b"connection: close\r\ntransfer-encoding"), *rest]
+    with scripted(lambda n, body: [*closing, CLOSE]) as server:
+        level = measure(server.url, model="m", max_tokens=3).levels[0]
+    assert (level["finished"], level["errors"]) == (8, 0) and level["connects_in_level"] >= 4
+
+
+def test_an_idle_connection_that_the_server_drops_is_opened_again() -> None:
+    def chat(number: int, body: dict[str, Any]) -> list[Any]:
+        return [*good_stream(2), CLOSE]  # promises keep-alive and closes
+
+    with scripted(chat) as server:
+        level = measure(server.url, model="m", max_tokens=2).levels[0]
+    assert (level["finished"], level["errors"]) == (8, 0)
+
+
+def test_a_wrong_model_is_refused_before_any_load(rig: Path) -> None:
+    with paced(rig) as url, pytest.raises(BadInput, match="does not serve a model `kimi`"):
+        measure(url, model="kimi")
+
+
+def test_more_tokens_than_the_context_are_refused_before_any_load() -> None:
+    with scripted(lambda n, body: good_stream(2)) as server, pytest.raises(BadInput, match="do not fit into the context"):
+        measure(server.url, model="m", max_tokens=4096)
+
+
+def test_practice_shows_in_events_result_and_table() -> None:
+    events: Events = []
+    with scripted(lambda n, body: good_stream(2), version="0.16.0+practice") as server:
+        result = measure(server.url, model="m", max_tokens=2, events=events)
+    assert result.practice and events[0][1]["practice"] is True and result.settings["practice"] is True
+    assert result.to_markdown_table().startswith("**PRACTICE**")
+
+
+def test_a_practice_server_behind_a_real_record_is_refused() -> None:
+    with scripted(lambda n, body: good_stream(2), version="0.16.0+practice") as server, pytest.raises(OpsError) as told:
+        measure(server.url, model="m", practice=False)
+    assert told.value.kind == "practice_mismatch"

@@ -1,0 +1,169 @@
+"""`python -m ops` as a person and as a program use it: real processes, exit codes, what stands on which stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.paced_server import compile_rig, paced
+from tests.fakes.scripted_server import CLOSE, STREAM_HEAD, chunk, event, good_stream, response, scripted
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def ops(*arguments: str, stdin: bytes | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "ops", *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=90, check=False,
+                          env={**os.environ, "ROUNDHOUSE_NODE_STATE": "/nonexistent", **env}, input=None if stdin is None else stdin.decode())
+
+
+def error_of(*arguments: str) -> dict[str, Any]:
+    """The error of a command that must fail: the same on both streams, no traceback."""
+    plain, machine = ops(*arguments), ops(*arguments, "--json")
+    assert (plain.returncode, machine.returncode) == (1, 1)
+    assert plain.stdout == "" and "Traceback" not in plain.stderr + machine.stderr
+    told = json.loads(machine.stdout)["error"]
+    assert any(line.startswith("error: ") for line in plain.stderr.splitlines()) and told["what"]
+    return told
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with paced(compile_rig(tmp_path_factory.mktemp("rig")), rate=200, ttft_ms=5) as address:
+        yield address
+
+
+def test_bench_prints_an_aligned_table(url: str) -> None:
+    done = ops("bench", "--url", url, "--concurrency", "1,4", "--max-tokens", "20", "--requests", "8")
+    assert done.returncode == 0, done.stderr
+    head, *rows = [line for line in done.stdout.splitlines() if line.lstrip()[:1].isdigit() or line.startswith("concurrency")]
+    assert head.split("  ")[0] == "concurrency" and [row.split()[0] for row in rows] == ["1", "4"]
+    assert rows[0].index("1.00x") + 5 == head.index("scaling") + 7  # right-aligned
+    assert "concurrency 4:" in done.stderr
+
+
+def test_bench_json_is_the_whole_result(url: str, tmp_path: Path) -> None:
+    done = ops("bench", "--url", url, "--model", "paced", "--concurrency", "2", "--max-tokens", "20", "--requests", "4", "--json",
+               "--save", str(tmp_path))
+    result = json.loads(done.stdout)
+    assert done.returncode == 0 and result["state"] == "done" and result["levels"][0]["finished"] == 4
+    assert (tmp_path / result["run_id"] / "c2.jsonl.gz").exists()
+
+
+def test_ctrl_c_keeps_the_partial_result(url: str) -> None:
+    process = subprocess.Popen([sys.executable, "-m", "ops", "bench", "--url", url, "--concurrency", "1,4", "--max-tokens", "20",
+                                "--requests", "300", "--json"],
+                               cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(4)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    result = json.loads(out)
+    assert process.returncode == 130 and "Traceback" not in err
+    assert result["state"] == "cancelled" and result["levels"][0]["finished"] > 0
+
+
+@pytest.mark.parametrize("command", ["bench", "smoke"])
+def test_nobody_at_the_address(command: str) -> None:
+    assert error_of(command, "--url", "http://127.0.0.1:9")["kind"] == "unreachable"
+
+
+def test_a_wrong_model_lists_the_right_one(url: str) -> None:
+    assert error_of("bench", "--url", url, "--model", "kimi")["hint"] == "It serves: paced"
+
+
+def test_no_address_at_all() -> None:
+    assert error_of("bench", "--url", "127.0.0.1:8000")["kind"] == "bad_input"
+
+
+def test_a_refusing_server_is_told_with_its_words() -> None:
+    answer = response(400, {"error": {"message": "max_tokens is too large", "type": "BadRequestError", "code": 400}})
+    with scripted(lambda n, body: [answer]) as server:
+        told = error_of("bench", "--url", server.url, "--concurrency", "1", "--max-tokens", "5")
+    assert told["kind"] == "request_http" and "max_tokens is too large" in told["why"]
+
+
+def test_a_stream_that_is_always_cut_is_an_error() -> None:
+    with scripted(lambda n, body: [STREAM_HEAD, chunk(event({"content": "a"})), CLOSE]) as server:
+        assert error_of("bench", "--url", server.url, "--concurrency", "1", "--max-tokens", "5")["kind"] == "request_cut"
+
+
+def test_some_failed_requests_keep_the_table_and_exit_1() -> None:
+    def chat(number: int, body: dict[str, Any]) -> list[Any]:
+        return [STREAM_HEAD, chunk(event({"content": "a"})), CLOSE] if number % 4 == 0 else good_stream(3)
+
+    with scripted(chat) as server:
+        done = ops("bench", "--url", server.url, "--concurrency", "2", "--max-tokens", "3", "--requests", "8", "--json")
+    result = json.loads(done.stdout)
+    assert done.returncode == 1 and result["error"]["kind"] == "requests_failed" and result["levels"][0]["finished"] == 6
+    assert "2 of 8 requests failed" in done.stderr
+
+
+def test_a_key_is_taken_from_the_environment_and_shown_nowhere() -> None:
+    with scripted(lambda n, body: good_stream(2), paths={"/v1/models": response(401, {"error": {"message": "no"}})}) as server:
+        done = ops("bench", "--url", server.url, "--api-key-env", "MY_KEY", "--json", MY_KEY="sk-canary")
+    assert done.returncode == 1 and "sk-canary" not in done.stdout + done.stderr
+    told = error_of("smoke", "--url", "http://127.0.0.1:9", "--api-key-env", "NOT_SET_HERE")
+    assert told["what"] == "The environment variable `NOT_SET_HERE` is not set"
+
+
+def test_smoke_names_what_failed_and_what_came_back() -> None:
+    with scripted(lambda n, body: [response(200, {"choices": [{"message": {"content": "It is Sydney."}, "finish_reason": "stop"}]})]) as server:
+        plain, machine = ops("smoke", "--url", server.url, "--only", "factual"), ops("smoke", "--url", server.url, "--only", "factual", "--json")
+    assert plain.returncode == machine.returncode == 1 and "It is Sydney." in plain.stdout and "smoke tests failed: factual" in plain.stderr
+    assert json.loads(machine.stdout)["results"][0]["outcome"] == "failed"
+
+
+def test_smoke_takes_a_suite_from_a_file(tmp_path: Path) -> None:
+    suite = tmp_path / "suite.json"
+    suite.write_text(json.dumps([{"name": "ok", "kind": "factual", "title": "ok", "prompt": "Say ok.", "expect": "ok"}]))
+    with scripted(lambda n, body: [response(200, {"choices": [{"message": {"content": "ok"}, "finish_reason": "stop"}]})]) as server:
+        assert ops("smoke", "--url", server.url, "--suite", str(suite)).returncode == 0
+        suite.write_text("{")
+        assert error_of("smoke", "--url", server.url, "--suite", str(suite))["what"].endswith("is not JSON")
+
+
+def test_gpus_says_why_there_are_none_or_lists_them() -> None:
+    done = ops("gpus", "--json")
+    snapshot = json.loads(done.stdout)
+    assert done.returncode == 0 and (snapshot["gpus"] or snapshot["problem"])
+    assert ops("gpus").returncode == 0
+
+
+def test_packages_and_integrity_read_an_environment() -> None:
+    packages = ops("packages", "--env", sys.prefix, "--json")
+    assert packages.returncode == 0 and any(d["name"] == "httpx" for d in json.loads(packages.stdout)["distributions"])
+    plain = ops("packages", "--env", sys.prefix)
+    assert "httpx" in plain.stdout and "Coupled packages agree" in plain.stdout
+    integrity = ops("integrity", "--env", sys.prefix, "--only", "httpx", "--json")
+    assert integrity.returncode == 0 and json.loads(integrity.stdout)["files"] > 20
+
+
+@pytest.mark.parametrize("command", ["packages", "integrity"])
+def test_what_is_no_environment_is_told(command: str, tmp_path: Path) -> None:
+    assert "no Python environment" in error_of(command, "--env", str(tmp_path))["what"]
+    assert "no Python environment" in error_of(command, "--env", str(tmp_path / "nothing"))["what"]
+
+
+def test_diagnose_finds_the_decisive_line_of_a_recorded_crash() -> None:
+    log = REPOSITORY / "tests" / "fixtures" / "vllm" / "crash-flashinfer-mismatch-in-worker.log"
+    found = json.loads(ops("diagnose", str(log), "--json").stdout)
+    assert "flashinfer-cubin version" in found["text"]
+    assert f"line {found['line']} of" in ops("diagnose", str(log)).stdout
+
+
+def test_diagnose_of_no_file_is_told() -> None:
+    assert error_of("diagnose", "/nothing/here.log")["what"] == "There is no file `/nothing/here.log`"
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["bench"], ["bench", "--url", "http://h", "--concurrency", "a,b"], ["packages"]])
+def test_wrong_arguments_exit_2(arguments: list[str]) -> None:
+    done = ops(*arguments)
+    assert done.returncode == 2 and "usage:" in done.stderr and "Traceback" not in done.stderr
