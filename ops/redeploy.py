@@ -130,7 +130,8 @@ def keep_patches(context: Context) -> str:
     if found.clean:
         return "the old release has no patches"
     saved = patches.save_to_shelf(record, current, found)
-    context.facts["shelf"] = str(saved[0].parent) if saved else None
+    shelf = record.folder / "shelf"
+    context.facts["shelf"] = str(shelf / saved[0].relative_to(shelf).parts[0]) if saved else None
     return f"{len(saved)} files saved"
 
 
