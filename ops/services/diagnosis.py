@@ -431,8 +431,8 @@ def _told(hit: _Hit, run: _Run, lines: int) -> Diagnosis:
     if hit.rule is not None:
         facts = {**run.facts, **hit.groups}
         return Diagnosis(
-            fault=True, line=hit.line, text=hit.text, kind=hit.rule.kind,
-            diagnosis=_filled(hit.rule.meaning, facts), fix=_filled(hit.rule.fix, facts), rule=hit.rule.id, context=_context(hit), lines=lines, preflight=hit.rule.preflight, state="failed",
+            fault=True, line=hit.line, text=hit.text, kind=hit.rule.kind, diagnosis=_filled(hit.rule.meaning, facts),
+            fix=_filled(hit.rule.fix, facts), rule=hit.rule.id, context=_context(hit), lines=lines, preflight=hit.rule.preflight, state="failed",
         )
     meaning, fix = _GENERIC_WORDS.get(hit.what, _GENERIC_WORDS["exception"])
     return Diagnosis(fault=True, line=hit.line, text=hit.text, kind=f"unknown-{hit.what}", diagnosis=meaning, fix=fix, rule="generic",
