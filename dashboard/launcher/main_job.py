@@ -12,6 +12,7 @@ from ops.jobs.events import FINAL_STATES, Event, JobState
 from ops.records import ServiceRecord
 
 ANNOUNCED_S = 90.0
+UNTAKEN_S = 20.0  # a node takes a job within a second or two
 POLL_S = 0.1
 Tick = Callable[[], None]  # called often: keeps the launcher's children running
 
@@ -66,7 +67,7 @@ def is_redeployed(record: ServiceRecord) -> bool:
 
 def follow(job: Any, terminal: Terminal, tick: Tick) -> bool:
     """Writes the job's events as lines until it has ended; gives whether it, and each of its steps, succeeded. Prints its report."""
-    lines, seq = JobLines(terminal), 0
+    lines, seq, began, told = JobLines(terminal), 0, time.monotonic(), False
     while True:
         job.refresh_from_db()  # before the events: what was stored with the final state is then among them
         for row in job.events.filter(seq__gt=seq).order_by("seq"):
@@ -74,6 +75,9 @@ def follow(job: Any, terminal: Terminal, tick: Tick) -> bool:
             seq = row.seq
         if job.state in FINAL_STATES:
             break
+        if job.state == JobState.QUEUED and not told and time.monotonic() - began > UNTAKEN_S:
+            told = True
+            terminal.line(terminal.colour(f"  The node has not taken job #{job.number} yet. Look into logs/agent.log in the state folder.", "amber"))
         lines.tick()
         tick()
         time.sleep(POLL_S)
