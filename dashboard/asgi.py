@@ -40,9 +40,13 @@ async def _http(scope: Message, receive: Receive, send: Send) -> None:
     from django.conf import settings
 
     limit = settings.MAX_BODY_BYTES
-    length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    headers = dict(scope["headers"])
+    length = headers.get(b"content-length", b"0")
     if not length.isdigit() or int(length) > limit:
         await _refuse(send, limit)
+        return
+    if b"transfer-encoding" not in headers:  # the server itself holds a body to its Content-Length
+        await django_application(scope, receive, send)
         return
     seen, started = 0, False
 

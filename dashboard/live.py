@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 import signal
 import time
 from collections import Counter
@@ -28,7 +29,7 @@ from dashboard import dispatch, redis_clients, sse
 from dashboard.models import Job, JobEvent, Node
 from ops.jobs import streams
 from ops.jobs.errors import OpsError
-from ops.jobs.events import FINAL_STATES, Event
+from ops.jobs.events import FINAL_STATES, Event, EventType
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ PING_S = 15
 BEHIND_S = 1  # how often a stream that waits for a missing event looks again
 RECHECK_S = 30  # how often the session behind a stream is looked at
 RESERVED_S = 30
+_LAST_WORD = f'"type":"{EventType.JOB_FINISHED}"'.encode()
 
 # Django's own way of calling the database from async code keeps a thread, and a connection, for every open request. Streams stay open for hours.
 _database = ThreadPoolExecutor(max_workers=4, thread_name_prefix="live-database")
@@ -69,6 +71,8 @@ class Subscription:
 
     queue: asyncio.Queue[Batch | None] = field(default_factory=asyncio.Queue)
     ending: bool = False
+    behind: bool = False  # something lies beyond a gap that nobody can fill yet
+    tick_at: float = 0.0
 
     def put(self, batch: Batch) -> None:
         if self.ending:
@@ -91,6 +95,10 @@ class Batch:
     data: bytes
     parts: tuple[tuple[int, bytes], ...] = ()
     new_node: str = ""
+    tick: bool = False
+
+
+TICK = Batch(data=sse.PING, tick=True)
 
 
 class Feed:
@@ -227,6 +235,7 @@ class Hub:
         self.closing = False
         self._client: redis.asyncio.Redis | None = None
         self._address = ""
+        self._ticker: asyncio.Task[None] | None = None
 
     @classmethod
     def current(cls) -> Hub:
@@ -275,12 +284,24 @@ class Hub:
             if user == user_id:
                 del self.reserved[index]
                 break
-        subscription = Subscription()
+        subscription = Subscription(tick_at=time.monotonic() + PING_S * (1 + random.random()))  # noqa: S311 (so that not all tick at once)
+        if self._ticker is None or self._ticker.done():
+            self._ticker = asyncio.create_task(self._tick(), name="live ticker")
         self.open.add(subscription)
         self.per_user[user_id] += 1
         if self.closing:
             subscription.end()
         return subscription
+
+    async def _tick(self) -> None:
+        """Wakes streams that have a ping to send or a gap to look at. One timer for all: one for each would cost more than sending an event does."""
+        while self.open and not self.closing:
+            await asyncio.sleep(min(BEHIND_S, PING_S))
+            now = time.monotonic()
+            for subscription in self.open:
+                if subscription.behind or now >= subscription.tick_at:
+                    subscription.tick_at = now + PING_S
+                    subscription.put(TICK)
 
     def leave(self, user_id: int, subscription: Subscription) -> None:
         self.open.discard(subscription)
@@ -297,6 +318,8 @@ class Hub:
             subscription.end()
         for feed in list(self.feeds.values()):
             feed.task.cancel()
+        if self._ticker is not None:
+            self._ticker.cancel()
 
     async def aclose(self) -> None:
         self.close()
@@ -331,19 +354,15 @@ async def stream(user_id: int, *, job_id: str | None, after: int, still_valid: C
                 yield data
         checked = time.monotonic()
         while True:
-            try:
-                batch = await asyncio.wait_for(subscription.queue.get(), BEHIND_S if page.behind else PING_S)
-            except TimeoutError:
-                yield sse.PING
-                if job_id:  # a safety net, and the way out of waiting for a missing event
-                    async for data in page.catch_up():
-                        yield data
-            else:
-                if batch is None:
-                    return
-                async for data in page.take(batch):
+            batch = await subscription.queue.get()
+            if batch is None:
+                return
+            if data := page.take(batch):
+                yield data
+            if page.wants_more:
+                async for data in page.catch_up():
                     yield data
-            if time.monotonic() - checked > RECHECK_S:
+            if batch.tick and time.monotonic() - checked > RECHECK_S:
                 checked = time.monotonic()
                 if not await still_valid():
                     yield sse.event("bye", {"reason": "signed out"})
@@ -357,55 +376,65 @@ class _Page:
 
     def __init__(self, hub: Hub, subscription: Subscription, job_id: str | None, after: int) -> None:
         self.hub, self.subscription, self.job_id, self.sent = hub, subscription, job_id, after
-        self.behind = False  # something lies beyond a gap that nobody can fill yet
+        self.over = False  # the job has said its last word
+        self.wants_more = False
+        self.heard = time.monotonic()
 
-    async def take(self, batch: Batch) -> AsyncIterator[bytes]:
-        """What of a batch this page has not had."""
-        if batch.new_node:
-            self.hub.feed(streams.telemetry_stream(batch.new_node)).subscribers.add(self.subscription)
-        if not batch.parts:
-            yield batch.data
-        elif batch.parts[0][0] == self.sent + 1 and batch.parts[-1][0] == self.sent + len(batch.parts):
-            self.sent = batch.parts[-1][0]
-            yield batch.data  # the common case: the very bytes that all pages get
-        else:
-            if data := self._next(batch.parts):
-                yield data
-            if batch.parts[-1][0] > self.sent:
-                async for data in self.catch_up():
-                    yield data
+    def take(self, batch: Batch) -> bytes:
+        """What of a batch follows on what this page has had. `wants_more` afterwards: something is missing, call `catch_up`."""
+        self.wants_more = False
+        parts = batch.parts
+        if not parts:
+            if batch.tick:
+                # Beside the way out of a gap a safety net, for a page whose job has been silent: a gap at the very end shows in no later event
+                quiet = time.monotonic() - self.heard > PING_S
+                self.wants_more = self.job_id is not None and not self.over and (self.subscription.behind or quiet)
+            elif batch.new_node:
+                self.hub.feed(streams.telemetry_stream(batch.new_node)).subscribers.add(self.subscription)
+            return batch.data
+        self.heard = time.monotonic()
+        if parts[0][0] == self.sent + 1 and parts[-1][0] == self.sent + len(parts):
+            self._went(parts[-1])
+            return batch.data  # the common case: the very bytes that all pages get
+        data = self._next(parts)
+        self.wants_more = parts[-1][0] > self.sent
+        return data
 
     def _next(self, parts: Any) -> bytes:
         """Those of `parts` that follow on the last one sent, without a gap."""
         chosen = []
-        for seq, data in parts:
-            if seq == self.sent + 1:
-                chosen.append(data)
-                self.sent = seq
-            elif seq > self.sent:
-                self.behind = True
+        for part in parts:
+            if part[0] == self.sent + 1:
+                chosen.append(part[1])
+                self._went(part)
+            elif part[0] > self.sent:
+                self.subscription.behind = True
                 break
         return b"".join(chosen)
+
+    def _went(self, part: tuple[int, bytes]) -> None:
+        self.sent = part[0]
+        self.over = _LAST_WORD in part[1]
 
     async def catch_up(self) -> AsyncIterator[bytes]:
         """From the database, then from the job's stream, until both have nothing more that follows."""
         if self.job_id is None:
             return
-        self.behind = False
+        self.subscription.behind, self.heard = False, time.monotonic()
         while True:
             before = self.sent
             try:
                 while rows := await in_database(rows_after, self.job_id, self.sent):
                     if data := self._next(rows):
                         yield data
-                    if len(rows) < ROWS or self.behind:
+                    if len(rows) < ROWS or self.subscription.behind:
                         break
                 entries: Any = await self.hub.client().xrange(streams.job_stream(self.job_id), min=f"{self.sent + 1}-0", count=READ_COUNT)
             except (DatabaseError, RedisError, OpsError, OSError) as error:
                 logger.info("live stream of job %s waits: %s", self.job_id, error)
-                self.behind = True
+                self.subscription.behind = True
                 return
-            self.behind = False
+            self.subscription.behind = False
             if data := self._next(encode_job_entries(entries)):
                 yield data
             if self.sent == before:

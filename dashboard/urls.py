@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from django.urls import URLPattern, URLResolver, include, path
 
 from dashboard.views import accounts, health, live
@@ -14,9 +12,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("sign-out/", accounts.sign_out, name="sign_out"),
     path("live/", live.live, name="live"),
     path("health/", health.health, name="health"),
+    path("", include("dashboard.urls_pages")),
 ]
-if find_spec("dashboard.urls_pages"):
-    urlpatterns += [path("", include("dashboard.urls_pages"))]
 handler400 = "dashboard.views.errors.bad_request"
 handler403 = "dashboard.views.errors.permission_denied"
 handler404 = "dashboard.views.errors.not_found"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
@@ -15,7 +16,8 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--user", default="admin", help="whose link (default: admin)")
-        parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the console's address as people reach it")
+        parser.add_argument("--base-url", default=f"http://127.0.0.1:{os.environ.get('ROUNDHOUSE_PORT') or 8470}",
+                            help="the console's address as people reach it")
 
     def handle(self, *args: Any, **options: Any) -> None:
         token = accounts.make_token(accounts.first_admin(options["user"]))
