@@ -44,7 +44,7 @@ class Phase:
 
     def as_dict(self) -> dict[str, Any]:
         return {"phase": self.phase, "title": TITLES[self.phase], "state": "running" if self.ended_s is None else "done",
-                "took_s": self.took_s, "detail": self.detail, "done": self.done, "total": self.total}
+                "took_s": None if self.took_s is None else round(self.took_s, 3), "detail": self.detail, "done": self.done, "total": self.total}
 
 
 # What a line says. `begin`: the phase runs from here. `within`: the phase is known to run (begins it if it was not seen yet).
@@ -139,22 +139,22 @@ class Parser:
         if position < here:
             # What belongs to an earlier phase only adds to it (other ranks repeat milestones, later compilations are small).
             return []
-        changes: list[Change] = []
-        if position > here:
-            changes += self._go_to(name, at)
+        moved = self._go_to(name, at) if position > here else []
         phase = self.current
         if progress:
             done, total = int(groups["done"]), int(groups["total"])
-            if (done, total) == (phase.done, phase.total) and (not text or text == phase.detail):
-                return changes
+            news = (done, total) != (phase.done, phase.total)
             phase.done, phase.total = done, total
-        if text:
-            phase.detail = text
-        changes.append(Change(phase, milestone=not progress))
+        else:
+            news = bool(text) and text != phase.detail
+        if text and text != phase.detail:
+            phase.detail, news = text, True
         if kind == "end":
             # The quiet stretch after loading is the profile run: torch.compile works in it, or without that the KV cache is sized.
-            changes += self._go_to("kv_cache" if self.eager else "compile", at)
-        return changes
+            return moved[:1] + self._go_to("kv_cache" if self.eager else "compile", at)
+        if moved or not news:
+            return moved  # that it began is told once, with what this line says about it
+        return [Change(phase, milestone=not progress)]
 
     def _go_to(self, name: str, at: float) -> list[Change]:
         last = self.current
