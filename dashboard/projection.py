@@ -209,11 +209,8 @@ class JobProjection:
 
     def _sweep_started(self, data: dict[str, Any], at: datetime) -> None:
         job, service = self.job, self.job.service
-        packages = (service.packages if service else {}) or {}
-        plan = job.result.get("plan") or {}
-        planned = next((p.get("new") for p in plan.get("packages", []) if p.get("name") == "vllm"), None) if job.type == "redeploy" else None
-        release = plan.get("release") if job.type == "redeploy" else packages.get("release")
-        version = planned or (packages.get("versions") or {}).get("vllm")
+        fingerprint = data.get("fingerprint") or {}
+        release, version = fingerprint.get("release"), (fingerprint.get("packages") or {}).get("vllm")
         run_id = uuid.UUID(str(data["run_id"]))
         if BenchmarkRun.objects.filter(pk=run_id).exclude(job=job).exists():
             raise ValueError(f"run {run_id} belongs to another job")
@@ -222,7 +219,8 @@ class JobProjection:
             "model": str(data.get("model") or "")[:300], "endpoint": str(data.get("endpoint") or "")[:300],
             "preset": str(data.get("preset") or "")[:40],
             "release": str(release or "")[:120], "vllm_version": str(version or "")[:80], "practice": bool(data.get("practice")),
-            "short": bool(data.get("short")), "state": "running", "started_at": at, "settings": data})
+            "short": bool(data.get("short")), "state": "running", "started_at": at,
+            "settings": {name: value for name, value in data.items() if name != "fingerprint"}, "fingerprint": fingerprint})
         for concurrency in data.get("concurrencies") or []:
             BenchmarkLevel.objects.get_or_create(run=run, concurrency=int(concurrency))
         self.job.result.setdefault("run_ids", []).append(str(run.pk))
@@ -235,8 +233,8 @@ class JobProjection:
         metrics = data["metrics"]
         columns = {name: number(metrics.get(name)) for name in LEVEL_COLUMNS}
         counts = {name: int(metrics[name]) for name in ("requests", "finished", "errors") if metrics.get(name) is not None}
-        failed = not counts.get("finished", 1) and bool(counts.get("errors"))
-        self._level(data["run_id"], int(metrics["concurrency"]), state="failed" if failed else "done", metrics=metrics, **columns, **counts)
+        state = str(metrics.get("state") or "done")[:12]
+        self._level(data["run_id"], int(metrics["concurrency"]), state=state, metrics=metrics, **columns, **counts)
 
     def _sweep_finished(self, data: dict[str, Any], at: datetime) -> None:
         result = data.get("result") or {}
@@ -244,9 +242,6 @@ class JobProjection:
         for name in ("settings", "fingerprint", "warnings"):
             if result.get(name):
                 changes[name] = result[name]
-        vllm = ((result.get("fingerprint") or {}).get("packages") or {}).get("vllm")
-        if isinstance(vllm, str):
-            changes["vllm_version"] = vllm[:80]
         BenchmarkRun.objects.filter(pk=uuid.UUID(str(data["run_id"])), job=self.job).update(**changes)
 
     def _level(self, run_id: Any, concurrency: int, **values: Any) -> None:

@@ -128,13 +128,13 @@ def test_results_are_kept_with_the_job(told: tuple[Job, Speaker]) -> None:
 def sweep(node: Speaker, run_id: str, *, end: bool = True) -> list[Event]:
     said = [node.claimed(type="sweep"),
             node.event(EventType.SWEEP_STARTED, run_id=run_id, preset="quick", concurrencies=[1, 8], max_tokens=64, requests=[2, 16], model="kimi",
-                       endpoint="http://127.0.0.1:8000", practice=True, short=True),
+                       endpoint="http://127.0.0.1:8000", practice=True, short=True, fingerprint={"release": "r1", "packages": {"vllm": "0.16"}}),
             node.event(EventType.LEVEL_STARTED, run_id=run_id, concurrency=1, requests=2, started_at=1.0),
             node.event(EventType.LEVEL_FINISHED, run_id=run_id, metrics={"concurrency": 1, "requests": 2, "finished": 2, "errors": 0,
                                                                         "output_tok_s": 61.0, "e2e_mean_s": 8.4, "e2e_p99_s": None}),
             node.event(EventType.LEVEL_STARTED, run_id=run_id, concurrency=8, requests=16, started_at=2.0)]
     if end:
-        said += [node.event(EventType.SWEEP_FINISHED, run_id=run_id, result={"warnings": ["short"], "fingerprint": {"packages": {"vllm": "0.16"}}})]
+        said += [node.event(EventType.SWEEP_FINISHED, run_id=run_id, result={"state": "done", "warnings": ["short"]})]
     return said
 
 
@@ -143,7 +143,7 @@ def test_a_sweep_becomes_a_run_with_levels(told: tuple[Job, Speaker]) -> None:
     run_id = str(uuid.uuid4())
     record(sweep(node, run_id))
     run = BenchmarkRun.objects.get(pk=run_id)
-    assert (run.state, run.practice, run.short, run.warnings, run.vllm_version) == ("done", True, True, ["short"], "0.16")
+    assert (run.state, run.practice, run.short, run.warnings, run.vllm_version, run.release) == ("done", True, True, ["short"], "0.16", "r1")
     level = run.levels.get(concurrency=1)
     assert (level.state, level.output_tok_s, level.e2e_mean_s, level.e2e_p99_s, level.finished) == ("done", 61.0, 8.4, None, 2)
 

@@ -10,7 +10,6 @@ from django.test import AsyncRequestFactory
 
 from dashboard.middleware import StaticFiles
 
-
 STYLE = "body { color: red }\n" * 100
 
 
