@@ -38,7 +38,9 @@ LOOK_S = 1.0  # journals are looked at this often even without a nudge
 BEAT_S = 5.0
 RECONCILE_S = 5.0  # every 30 s is promised; what a look costs is a line of each open journal
 ANNOUNCE_S = 30.0
+READY_S = 15.0  # the first announcement waits this long for GPUs and packages to be read once
 AWAY_S = 1.0  # pause after Redis did not answer
+CONTROL_BLOCK_S = 4.0
 BATCH = 64
 BATCH_BYTES = 1024 * 1024
 CANCEL_KEPT_S = 7 * 24 * 3600.0  # a cancel of a job that never came
@@ -71,6 +73,7 @@ class Companion:
         self._away_until = 0.0
         self._away_told = ""
         self._announced = ""
+        self._began = time.monotonic()
         self._more = False  # a journal may have more to publish at once
 
     def run(self) -> None:
@@ -249,6 +252,8 @@ class Companion:
 
     def _announce(self, publisher: streams.Publisher) -> None:
         """At the start, at a change, and every 30 s."""
+        if not self._announced and not self.telemetry.is_ready() and time.monotonic() - self._began < READY_S:
+            return
         said = self.telemetry.announcement()
         text = json.dumps({**said, "at": None}, sort_keys=True)
         if self._is_due("announce", ANNOUNCE_S) or text != self._announced:
@@ -260,10 +265,11 @@ class Companion:
         """Cancel messages become flags. The stream is read from its beginning after each (re)connect: flags are safe to set twice."""
         while not self.stopping.is_set():
             try:
-                with streams.connect(block_s=4) as client:
+                with streams.connect(block_s=CONTROL_BLOCK_S) as client:
                     position = "0"
                     while not self.stopping.is_set():
-                        answer: Any = client.xread({streams.control_stream(self.config.name): position}, count=100, block=4000)
+                        answer: Any = client.xread({streams.control_stream(self.config.name): position}, count=100,
+                                                   block=int(CONTROL_BLOCK_S * 1000))
                         for _, entries in (answer.items() if isinstance(answer, dict) else answer or []):
                             for entry, fields in entries:
                                 position = entry

@@ -28,7 +28,7 @@ def take(paths: NodePaths, raw: Any) -> str:
         if (paths.jobs / envelope.job).exists():
             return "attached"  # before anything costly: orders come more than once
         if cancelled(paths, envelope.job):
-            raise Refused("Cancelled before the node took it")
+            raise Refused("Cancelled before the node took it", kind="cancelled")
         verify(envelope, NodeConfig.load(paths.node_toml), now=_redis_now(), types=_types())
         answer = runner.start(paths, envelope)
         log.info("job %s (%s): %s", envelope.job, envelope.type, answer)

@@ -82,6 +82,7 @@ class Telemetry:
         self._integrity_of: dict[str, tuple[Any, float]] = {}  # service -> (stamp of its environment, monotonic time) of the last check
         self._stamps: dict[str, Any] = {}
         self._channels: list[dict[str, Any]] = []
+        self._packages_read = False
         self._source: Any = None
         self._problem: str | None = None
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="service-status")
@@ -92,7 +93,7 @@ class Telemetry:
         Loop("gpus", self._read_gpus, 1.0, self._stop)
         Loop("services", self._read_services, 1.0, self._stop)
         Loop("packages", self._read_packages, PACKAGES_EVERY_S, self._stop)
-        Loop("integrity", self._check_integrity, 5.0, self._stop)
+        Loop("integrity", self._check_integrity, 1.0, self._stop)
         return self
 
     def stop(self) -> None:
@@ -112,6 +113,10 @@ class Telemetry:
         if snapshot is None:
             snapshot = GpuSnapshot(gpus=[], source=self.config.gpu_source, problem=self._problem or "No reading of the GPUs within the last seconds")
         return {"node": self.config.name, "at": time.time(), "gpus": snapshot.as_dict(), "services": services, "disk": self._disk.fresh()}
+
+    def is_ready(self) -> bool:
+        """Whether everything was read once (or could not be): an announcement before that would say less than the node has."""
+        return self._packages_read and (self._gpus.at is not None or self._problem is not None)
 
     def announcement(self) -> dict[str, Any]:
         """What the node has, as JSON. `packages` of a service is null until they were read."""
@@ -174,10 +179,15 @@ class Telemetry:
         if self.config.practice:
             self._channels = practice_channels(self.config)
         for record in records(self.paths):
-            stamp = environment_stamp(record)
-            if self._stamps.get(record.name) != stamp:
-                self._packages[record.name] = packages_of(record)
-                self._stamps[record.name] = stamp
+            try:
+                stamp = environment_stamp(record)
+                if self._stamps.get(record.name) != stamp:
+                    self._packages[record.name] = packages_of(record)
+                    self._stamps[record.name] = stamp
+            except OpsError as error:  # no environment any more, or a broken one: said in its place, the other services are read all the same
+                self._stamps.pop(record.name, None)
+                self._packages[record.name] = {**unread_packages(), "problem": error.what}
+        self._packages_read = True
 
     def _check_integrity(self) -> None:
         from ops.environments import integrity, releases
@@ -254,6 +264,11 @@ def packages_of(record: ServiceRecord) -> dict[str, Any]:
         "release": current.name if current else None,
         "guards": [result.as_dict() for result in guards.check(record)],
     }
+
+
+def unread_packages() -> dict[str, Any]:
+    """What stands for packages that could not be read."""
+    return {"versions": dict.fromkeys(VERSIONS), "coupling": [], "release": None, "guards": []}
 
 
 def practice_channels(config: NodeConfig) -> list[dict[str, Any]]:

@@ -222,7 +222,8 @@ def refuse(paths: NodePaths, envelope: Envelope, error: OpsError) -> None:
         journal = Journal.create(envelope.job, folder, nudge=Nudge(paths.nudge_socket))
     except (FileExistsError, Refused):
         return
-    outcome = Outcome(state=JobState.FAILED, reason=error.what, reason_kind="expected", error=error.as_dict())
+    state = JobState.CANCELLED if error.kind == "cancelled" else JobState.FAILED
+    outcome = Outcome(state=state, reason=error.what, reason_kind="expected", error=error.as_dict())
     journal.append_final({**asdict(outcome), "duration_s": None, "downtime_s": None})
     journal.tell()
     journal.close()

@@ -126,13 +126,18 @@ class Publisher:
 
     def last_in_stream(self, job: str) -> int:
         """The highest seq that the job's stream ever had since it exists; 0 if there is no such stream."""
+        return self._span(job)[1]
+
+    def _span(self, job: str) -> tuple[int | None, int]:
+        """(first seq that the job's stream has, None if it is empty; highest that it ever had, 0 if there is no such stream)."""
         try:
             found = self._do(lambda: self.client.xinfo_stream(job_stream(job)))
         except ResponseError as error:
             if "no such key" in str(error).lower():
-                return 0
+                return None, 0
             raise
-        return int(_text(found["last-generated-id"]).split("-")[0])
+        first = found["first-entry"]
+        return _seq(first[0]) if first else None, _seq(found["last-generated-id"])
 
     def resume_after(self, job: str) -> int:
         """The seq after which to send: what the stream has or the recorder has stored, whichever is more."""
@@ -166,9 +171,20 @@ class Publisher:
         return new[-1][0]
 
     def check(self, jobs: Sequence[str]) -> None:
-        """Notices a server that was emptied without a broken connection: what is gone is asked for anew at the next send."""
+        """Notices a server that was emptied without a broken connection: what is gone is asked for anew at the next send.
+
+        Where a later event was sent before this was noticed, the stream has a hole between what is stored and its first entry. No lower id can be
+        added to it any more, so it is made anew; readers go on by id.
+        """
         for job in jobs:
-            if job in self._sent and self._sent[job] > max(self.last_in_stream(job), self.stored([job])[job]):
+            if job not in self._sent:
+                continue
+            first, last = self._span(job)
+            stored = self.stored([job])[job]  # after the stream was looked at: trimming goes up to what is stored
+            if last and stored + 1 < (first if first is not None else last + 1):
+                self._do(lambda job=job: self.client.delete(job_stream(job)))
+                del self._sent[job]
+            elif self._sent[job] > max(last, stored):
                 del self._sent[job]
 
     def beat(self, jobs: Sequence[str]) -> None:
@@ -208,6 +224,10 @@ class Publisher:
                 self.forget()
                 raise RedisAway("Redis is full", why=str(error)) from error
             raise
+
+
+def _seq(entry: bytes | str) -> int:
+    return int(_text(entry).split("-")[0])
 
 
 def _text(value: bytes | str) -> str:

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops.agent import telemetry
+from ops.agent.config import NodeConfig
+from ops.agent.telemetry import Telemetry
+from ops.gpus import open_source
+from ops.gpus.source import GpuReading, GpuSnapshot
+from ops.records import ServiceRecord
+from ops.services import manager
+from ops.services.manager import ServiceStatus
+from tests.fakes.node import FakeNode, until
+
+SNAPSHOT = GpuSnapshot(gpus=[GpuReading(index=0, uuid="GPU-0", name="Fake", total_bytes=1 << 30, used_bytes=1 << 20)], driver="1", cuda="2")
+
+
+class Source:
+    """GPUs that hang while `hangs` is set."""
+
+    def __init__(self) -> None:
+        self.hangs = threading.Event()
+
+    def read(self) -> GpuSnapshot:
+        until(lambda: not self.hangs.is_set(), 30)
+        return SNAPSHOT
+
+
+class Manager:
+    def __init__(self) -> None:
+        self.hangs = threading.Event()
+
+    def status(self) -> ServiceStatus:
+        until(lambda: not self.hangs.is_set(), 30)
+        return ServiceStatus(state="healthy", pid=1)
+
+    def pids(self) -> set[int]:
+        return {1}
+
+
+def distribution(library: Path, name: str, version: str) -> None:
+    folder = library / f"{name.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir(parents=True)
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(text).digest()).rstrip(b"=").decode()
+    (folder / "METADATA").write_bytes(text)
+    (folder / "RECORD").write_text(f"{folder.name}/METADATA,sha256={digest},{len(text)}\n{folder.name}/RECORD,,\n")
+
+
+@pytest.fixture
+def record(node: FakeNode) -> ServiceRecord:
+    """A service whose release has vllm and an older flashinfer-cubin."""
+    root = node.paths.services / "a"
+    release = root / "releases" / "20260101-000000-0.16.0"
+    library = release / "lib" / "python3.11" / "site-packages"
+    library.mkdir(parents=True)
+    (release / "pyvenv.cfg").write_text("version = 3.11.7\n")
+    (release / "bin").mkdir()
+    for name, version in (("vllm", "0.16.0"), ("flashinfer-python", "0.6.4"), ("flashinfer-cubin", "0.6.3")):
+        distribution(library, name, version)
+    (root / "current").symlink_to(release)
+    made = ServiceRecord(name="a", root=str(root), model_path=str(root), served_model_name="m", base_url="http://127.0.0.1:9")
+    (node.paths.announced / "a.json").write_text(json.dumps(made.as_dict()))
+    return made
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> tuple[Source, Manager]:
+    source, services = Source(), Manager()
+    monkeypatch.setattr(open_source, "open_source", lambda config: source)
+    monkeypatch.setattr(manager, "manager_for", lambda record: services)
+    monkeypatch.setattr(telemetry, "OLD_S", 1.5)
+    monkeypatch.setattr(telemetry, "PACKAGES_EVERY_S", 0.2)
+    return source, services
+
+
+@pytest.fixture
+def running(node: FakeNode, record: ServiceRecord, fakes: tuple[Source, Manager]) -> Iterator[Telemetry]:
+    made = Telemetry(node.paths, NodeConfig(name="n1")).start()
+    yield made
+    for fake in fakes:
+        fake.hangs.clear()
+    made.stop()
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name in {"gpus", "services", "packages", "integrity"}], 15)
+
+
+def test_a_sample_has_gpus_services_and_disk(running: Telemetry) -> None:
+    until(lambda: running.sample()["services"]["a"]["state"] == "healthy" and running.sample()["gpus"]["gpus"], 10)
+    said = running.sample()
+    assert said["node"] == "n1"
+    assert said["gpus"]["gpus"][0]["used_bytes"] == 1 << 20
+    assert said["disk"]["free_bytes"] > 0
+    json.dumps(said)
+
+
+def test_a_source_that_hangs_grows_old_visibly_and_stops_nothing(running: Telemetry, fakes: tuple[Source, Manager]) -> None:
+    until(lambda: running.sample()["services"]["a"]["state"] == "healthy" and running.sample()["gpus"]["gpus"], 10)
+    for fake in fakes:
+        fake.hangs.set()
+
+    def old() -> dict[str, Any] | None:
+        began = time.monotonic()
+        said = running.sample()
+        assert time.monotonic() - began < 0.5
+        return said if said["services"]["a"]["state"] == "unknown" and not said["gpus"]["gpus"] else None
+
+    said = until(old, 10)
+    assert "last seconds" in said["gpus"]["problem"]
+    for fake in fakes:
+        fake.hangs.clear()
+    until(lambda: running.sample()["services"]["a"]["state"] == "healthy" and running.sample()["gpus"]["gpus"], 10)
+
+
+def test_an_announcement_has_versions_and_what_does_not_agree(running: Telemetry) -> None:
+    until(running.is_ready, 10)
+    said = running.announcement()
+    packages = said["services"][0]["packages"]
+    assert packages["versions"]["vllm"] == "0.16.0"
+    assert packages["versions"]["torch"] is None
+    assert [finding["level"] for finding in packages["coupling"]] == ["stop"]
+    assert packages["release"] == "20260101-000000-0.16.0"
+    assert said["facts"]["gpus"] == [{"index": 0, "name": "Fake", "total_bytes": 1 << 30}]
+    json.dumps(said)
+
+
+def test_packages_are_read_again_only_when_the_environment_changed(
+        running: Telemetry, record: ServiceRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    until(running.is_ready, 10)
+    reads: list[str] = []
+    real = telemetry.packages_of
+    monkeypatch.setattr(telemetry, "packages_of", lambda record: reads.append(record.name) or real(record))
+    time.sleep(0.8)
+    assert reads == []
+    distribution(record.current / "lib" / "python3.11" / "site-packages", "transformers", "5.0")
+    until(lambda: running.announcement()["services"][0]["packages"]["versions"]["transformers"] == "5.0", 10)
+
+
+def test_edited_files_are_announced(running: Telemetry, record: ServiceRecord) -> None:
+    extra = record.current / "lib" / "python3.11" / "site-packages" / "patched.pth"
+    extra.write_text("")
+    found = until(lambda: (running.announcement()["services"][0]["packages"] or {}).get("patched"), 15)
+    assert found["checked_at"] > 0
+    assert [(file["path"].rpartition("/")[2], file["change"]) for file in found["files"]] == [("patched.pth", "extra")]
+
+
+def test_a_service_without_a_release_is_announced_without_versions(node: FakeNode, running: Telemetry) -> None:
+    other = ServiceRecord(name="b", root=str(node.paths.services / "b"), model_path="/m", served_model_name="m", base_url="http://127.0.0.1:9")
+    (node.paths.announced / "b.json").write_text(json.dumps(other.as_dict()))
+    found = until(lambda: next((one for one in running.announcement()["services"] if one["record"]["name"] == "b" and one["packages"]), None), 10)
+    assert found["packages"]["release"] is None
+    assert set(found["packages"]["versions"].values()) == {None}
+
+
+def test_a_damaged_record_is_left_out(node: FakeNode, running: Telemetry) -> None:
+    (node.paths.announced / "bad.json").write_text("{")
+    assert [found.name for found in telemetry.records(node.paths)] == ["a"]
