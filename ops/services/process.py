@@ -24,6 +24,7 @@ from ops.services.state import read_json, write_file
 
 MARK = "SERVICE_INVOCATION"
 LOGS_KEPT = 20
+_FIELDS = {"pid", "start_ticks", "boot_id", "invocation", "log", "release", "stopping"}
 _HEALTH_TIMEOUT_S = 2.0
 
 
@@ -39,7 +40,10 @@ class ProcessManager:
     # ---- looking ----
 
     def status(self) -> ServiceStatus:
-        known = self._known()
+        try:
+            known = self._known()
+        except OpsError as error:
+            return ServiceStatus(state=ServiceState.UNKNOWN, detail=error.what)
         if known is None:
             return ServiceStatus(state=ServiceState.STOPPED, detail="It was never started here")
         common = {"release": known["release"], "log_path": known["log"]}
@@ -156,6 +160,9 @@ class ProcessManager:
 
     def _known(self) -> dict[str, Any] | None:
         known = read_json(self._file)
+        if known is not None and (missing := _FIELDS - set(known)):
+            raise OpsError(f"`{self._file}` has no `{min(missing)}`", why="It was not written by Roundhouse, or by another version of it",
+                           hint="Move the file away; a service that still runs has to be ended by hand")
         if known is not None and known["pid"] is None and known["boot_id"] == processes.boot_id():
             known |= self._adopted(known["invocation"])
         return known

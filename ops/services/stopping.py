@@ -15,9 +15,10 @@ from ops.jobs.errors import OpsError
 from ops.jobs.pipeline import Context
 from ops.records import ServiceRecord
 from ops.services import state
-from ops.services.manager import manager_for
+from ops.services.manager import ServiceState, manager_for
 
 TOLERANCE_BYTES = 64 * MIB  # a driver's own bookkeeping varies by some MiB between two idle moments
+STARTING_TIMEOUT_S = 10.0  # a server that is still starting ignores SIGTERM, and has no request to finish
 _KILL_LIMIT_S = 15.0  # SIGKILL takes effect at once, but freeing some hundred GiB of pinned memory takes seconds
 _POLL_S = 0.1
 
@@ -31,9 +32,11 @@ def stop(context: Context, record: ServiceRecord, *, timeout_s: float = 30.0) ->
     began = time.monotonic()
     seen = manager.pids()
     if not seen:
-        manager.terminate()
         return "was not running"
-    main = manager.status().pid
+    status = manager.status()
+    main = status.pid
+    if status.state == ServiceState.STARTING:
+        timeout_s = min(timeout_s, STARTING_TIMEOUT_S)
     context.log(f"SIGTERM to process {main}; {len(seen)} processes belong to the service")
     manager.terminate()
     left = _wait_until_gone(context, manager.pids, timeout_s)
@@ -55,10 +58,14 @@ def stop(context: Context, record: ServiceRecord, *, timeout_s: float = 30.0) ->
 
 def _wait_until_gone(context: Context, pids: Callable[[], set[int]], limit_s: float, *, again: Callable[[], None] | None = None) -> set[int]:
     """What is left after at most `limit_s`. `again` is called at each look: a process may have forked between a look and a signal."""
-    end = time.monotonic() + limit_s
+    end, count, told = time.monotonic() + limit_s, 0, 0.0
     while left := pids():
         if time.monotonic() > end:
             return left
+        count = max(count, len(left))
+        if time.monotonic() - told > 1.0:
+            told = time.monotonic()
+            context.progress(count - len(left), count, "processes", f"{len(left)} of {count} processes are still there")
         if again:
             again()
         context.sleep(_POLL_S)
@@ -78,15 +85,18 @@ def wait_gpus_free(context: Context, record: ServiceRecord, source: GpuSource, *
     manager = manager_for(record)
     known = state.baseline(record)
     began, end = time.monotonic(), time.monotonic() + limit_s
-    calm = 0
+    calm, told = 0, 0.0
     while True:
         snapshot = processes.claim(source.read(), {record.name: manager.pids()})
         if not record.gpus and not snapshot.gpus:
             return f"no GPU to wait for: {snapshot.problem or 'none is listed for this service'}"
         held = _holders(record, snapshot, known or {})
         calm = 0 if held else calm + 1
+        gpus = _chosen(record, snapshot)
+        if time.monotonic() - told > 1.0:
+            told = time.monotonic()
+            context.progress(len(gpus) - len(held), len(gpus), "GPUs", held[0] if held else "all free, looking once more")
         if calm == 2:
-            gpus = _chosen(record, snapshot)
             note = f"{len(gpus)} GPUs free after {time.monotonic() - began:.1f} s"
             return note if known is not None else f"{note} (no baseline was recorded, so 0 MiB was asked for)"
         if time.monotonic() > end:

@@ -178,6 +178,7 @@ class _Watch:
         self.told_at = 0.0
         self.moved_at = time.monotonic()
         self.failed_at: float | None = None
+        self.stamped_s = 0.0  # of the last line with a time of its own
 
     def now(self) -> float:
         return time.monotonic() - self.zero
@@ -235,13 +236,14 @@ class _Watch:
         """For lines that were written before we came: seconds since process start by the line's own clock (whole seconds, no year)."""
         stamp = log_lines.parse(line).stamp
         if not stamp:
-            return self.parser.current.began_s
+            return self.stamped_s
         began = time.localtime(self.wall_start)
         try:
             when = time.strptime(f"{began.tm_year}-{stamp}", "%Y-%m-%d %H:%M:%S")
         except ValueError:
             return at
-        return min(max(0.0, time.mktime(when) - time.mktime(began)), at)
+        self.stamped_s = min(max(self.stamped_s, time.mktime(when) - time.mktime(began)), at)
+        return self.stamped_s
 
     def _tell(self, changes: list[Change]) -> None:
         guess = estimate_s(self.parser, self.now(), self.history)
@@ -278,8 +280,8 @@ class _Watch:
         self._tell(self.parser.answered(self.now()))
         asked = time.monotonic()
         first = self._first_answer(follower)
-        total = self.now()
-        self._parse(follower.read(), total)
+        # Whoever comes to a server that answers already takes the time from its log, not the time until somebody looked.
+        total = self.parser.current.began_s + (first - asked) if self.late else self.now()
         self._tell([self.parser.finish(total)])
         told = [phase.as_dict() for phase in self.parser.phases]
         self.context.emit(EventType.WARMUP_DONE, {
@@ -327,11 +329,14 @@ class _Watch:
                 quiet = time.monotonic() + _LAST_WORDS_S
             time.sleep(0.05)
         self._parse(follower.rest(), self.now())
+        status = self.manager.status()
+        if status.state == ServiceState.STOPPED:
+            raise OpsError(f"Service `{self.record.name}` was stopped while it was starting", why="Somebody else stopped it", kind="stopped")
         path = self.manager.log_path()
         found = diagnosis.diagnose_file(path) if path is not None and path.exists() else diagnosis.diagnose("")
         said: dict[str, Any] = {key: log_text(value, self.secrets) if isinstance(value, str) else value for key, value in found.as_dict().items()}
         said["context"] = [{"number": one["number"], "text": log_text(one["text"], self.secrets)} for one in found.context]
-        code = self.manager.status().exit_code
+        code = status.exit_code
         alive = self.alive()
         how = "its engine failed, its main process still waits" if alive else how_it_ended(code)
         self.context.emit(EventType.DIAGNOSIS, said | {"service": self.record.name, "exit_code": code, "phase": self.parser.current.phase})

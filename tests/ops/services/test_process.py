@@ -154,6 +154,15 @@ def test_a_missing_launcher_or_release_is_said(make_record: Make) -> None:
         ProcessManager(record).start()
 
 
+def test_a_process_file_that_nobody_can_read_makes_the_state_unknown(make_record: Make) -> None:
+    record = make_record()
+    for content, words in (("{", "cannot be read"), ("[]", "does not hold"), ("{\"pid\": 1}", "has no `boot_id`")):
+        (record.folder / "process.json").write_text(content)
+        status = ProcessManager(record).status()
+        assert status.state == "unknown" and words in status.detail
+    (record.folder / "process.json").unlink()
+
+
 def test_systemd_services_are_refused_clearly(make_record: Make) -> None:
     record = make_record(manager="systemd", unit="vllm.service")
     with pytest.raises(OpsError, match=r"systemd unit `vllm\.service`") as caught:

@@ -62,6 +62,13 @@ def test_one_that_ignores_sigterm_and_its_children_are_killed(make_record: Make,
     assert manager.pids() == set()
 
 
+def test_a_server_that_is_still_starting_gets_less_time(make_record: Make, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "STARTING_TIMEOUT_S", 0.3)
+    record = make_record({"ignore_term": True, "log": [[0, "x\n"]], "hang": True})
+    starting.start(job.context, record)
+    assert "ended by SIGKILL after 0.3 s" in stopping.stop(job.context, record)
+
+
 def test_stopping_what_does_not_run_is_fine(make_record: Make, job: Job) -> None:
     assert stopping.stop(job.context, make_record()) == "was not running"
 

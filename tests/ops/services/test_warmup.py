@@ -189,6 +189,15 @@ def test_a_service_that_does_not_run_cannot_be_watched(make_record: Make, job: J
         warmup.watch(job.context, make_record(), source=Gpus(0.0))
 
 
+def test_a_stop_by_somebody_else_is_no_crash(make_record: Make, job: Job) -> None:
+    record = make_record({"log": START[:2], "hang": True})
+    starting.start(job.context, record)
+    threading.Timer(0.5, ProcessManager(record).terminate).start()
+    with pytest.raises(OpsError, match="was stopped while it was starting") as caught:
+        warmup.watch(job.context, record, source=Gpus(0.0))
+    assert caught.value.kind == "stopped" and job.of("diagnosis") == []
+
+
 def test_a_service_that_is_killed_while_it_starts_is_said_so(make_record: Make, job: Job) -> None:
     record = make_record({"log": START[:2], "hang": True})
     starting.start(job.context, record)
@@ -247,4 +256,5 @@ def test_a_watch_that_comes_late_takes_the_times_from_the_log(make_record: Make,
     result = watch.run()
     took = {one["phase"]: one["took_s"] for one in result.phases}
     assert took["start"] == pytest.approx(5, abs=1.1) and took["load"] == pytest.approx(60, abs=1.1)
+    assert result.total_s == pytest.approx(90, abs=6), "not the ten minutes until somebody looked"
     assert state.warmups(record) == [], "only what was seen from the beginning is remembered"
