@@ -1,26 +1,34 @@
 // Server fragments put in place of what the page has: <div data-fragment="URL">. One template serves first view and update.
 import { localise } from "./clock.js";
 
+// One fetch an element at a time: what is asked meanwhile makes one more afterwards, so a steady flow of events can neither pile up
+// fetches nor keep any from ending.
 const pending = new Map();
-// Fetches one fragment; if the answer knows less of the job than `seq`, asks again a little later (the recorder writes after the stream says).
+// Fetches one fragment; if the answer knows less of the job than `seq`, it is shown and asked for again a little later (the recorder
+// writes after the stream says).
 export async function refresh(element, { seq = 0, tries = 8 } = {}) {
-  const url = element.dataset.fragment;
-  pending.get(element)?.abort();
-  const abort = new AbortController();
-  pending.set(element, abort);
-  let wait = 150;
-  for (let n = 0; n < tries; n += 1) {
-    let answer;
-    try { answer = await fetch(url, { headers: { "X-Roundhouse-Fragment": "part" }, signal: abort.signal }); }
-    catch { return; } // aborted, or no connection: the stream says so and asks for everything when it is back
-    if (!answer.ok || answer.redirected) return; // signed out, or gone: the next click says it
-    const known = Number(answer.headers.get("X-Job-Seq") ?? Infinity);
-    const html = await answer.text();
-    if (known >= seq || n === tries - 1) { if (!abort.signal.aborted) put(element, html); return; }
-    await new Promise((done) => setTimeout(done, wait));
-    if (abort.signal.aborted) return;
-    wait = Math.min(1500, wait * 1.6);
-  }
+  const running = pending.get(element);
+  if (running) { running.seq = Math.max(running.seq, seq); running.again = true; return; }
+  const mine = { seq, again: false };
+  pending.set(element, mine);
+  try {
+    let wait = 150;
+    for (let n = 0; n < tries; n += 1) {
+      mine.again = false;
+      const url = element.dataset.fragment;
+      let answer, html;
+      try { answer = await fetch(url, { headers: { "X-Roundhouse-Fragment": "part" } }); html = await answer.text(); }
+      catch { return; } // no connection: the stream says so and asks for everything when it is back
+      if (!answer.ok || answer.redirected) return; // signed out, or gone: the next click says it
+      if (!element.isConnected) return;
+      if (url === element.dataset.fragment) put(element, html);
+      const known = Number(answer.headers.get("X-Job-Seq") ?? Infinity);
+      if (mine.again) { n = -1; wait = 150; continue; }
+      if (known >= mine.seq) return;
+      await new Promise((done) => setTimeout(done, wait));
+      wait = Math.min(1500, wait * 1.6);
+    }
+  } finally { pending.delete(element); }
 }
 export function put(element, html) {
   if (element.dataset.html === html) return;
