@@ -246,7 +246,7 @@ def _locked(root: Path) -> Iterator[None]:
     """One `set_up` or `reset` at a time; the second waits for the first."""
     try:
         root.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with (root / "box.lock").open("w") as lock:
+        with (root / "box.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except PermissionError as error:

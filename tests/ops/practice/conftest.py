@@ -111,15 +111,15 @@ Start = Callable[..., Server]
 
 
 def start_server(practice_box: PracticeBox, folder: Path, *, speed: float = 100.0, faults: dict[str, Any] | None = None, release: Path | None = None,
-                 model: Path | None = None, flags: list[str] | None = None, port: int | None = None, tensor_parallel: int = 8,
+                 model: Path | None = None, flags: list[str] | None = None, port: int | None = None, tensor_parallel: int = 2,
                  env: dict[str, str] | None = None) -> Server:
     """Starts `vllm serve` in a session of its own, as the service manager does; does not wait."""
     root = Path(tempfile.mkdtemp(dir=folder))
     box.write_settings(root, speed=speed, faults=faults or {})
     port = port or free_port()
     program = (release or practice_box.release) / "bin" / "vllm"
-    standard = ["--served-model-name", box.model_folder.NAME, "--host", "127.0.0.1", "--port", str(port), "--tensor-parallel-size", str(tensor_parallel),
-                "--max-model-len", "8192"]
+    standard = ["--served-model-name", box.model_folder.NAME, "--host", "127.0.0.1", "--port", str(port),
+                "--tensor-parallel-size", str(tensor_parallel), "--max-model-len", "8192"]
     parsers = ["--reasoning-parser", "kimi_k2", "--enable-auto-tool-choice", "--tool-call-parser", "kimi_k2"]
     log_path = root / "log.txt"
     with log_path.open("wb") as log:

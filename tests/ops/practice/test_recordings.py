@@ -44,7 +44,8 @@ def test_an_answer_cut_while_reasoning_has_the_recorded_shape(server: Server) ->
 
 @pytest.mark.parametrize(("name", "fields"), [
     ("chat-stream-reasoning.txt", {"stream_options": {"include_usage": True}}),
-    ("chat-stream-tools.txt", {"stream_options": {"include_usage": True}, "tools": [WEATHER], "messages": [{"role": "user", "content": WEATHER_QUESTION}]}),
+    ("chat-stream-tools.txt", {"stream_options": {"include_usage": True}, "tools": [WEATHER],
+                               "messages": [{"role": "user", "content": WEATHER_QUESTION}]}),
     ("chat-stream-continuous-usage.txt", {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "max_tokens": 26}),
 ])
 def test_stream_events_have_the_recorded_shapes_in_the_recorded_order(server: Server, name: str, fields: dict[str, Any]) -> None:

@@ -91,6 +91,7 @@ class GpuHolder:
         self.path = box.root / "gpus" / f"{os.getpid()}.json" if box.root else None
         self.workers: list[dict[str, Any]] = []
         self.mib = 0.0
+        self.unwritten = False
         self.utilization = 0.0
         self.power_w = _WARM_POWER_W
         self._heat = IDLE_TEMPERATURE_C
@@ -116,10 +117,11 @@ class GpuHolder:
         self.workers = [{"gpu": rank, "pid": pid, "ticks": start_ticks(pid), "started_at": now, "command": f"VLLM::Worker_TP{rank}"}
                         for rank, pid in enumerate(pids)]
 
-    def set_memory(self, mib: float, *, at_once: bool = False) -> None:
-        """MiB on each GPU. Written at most ten times a second unless `at_once`."""
+    def set_memory(self, mib: float) -> None:
+        """MiB on each GPU. Written at most ten times a second; until then `unwritten` is true."""
         self.mib = mib
-        if at_once or time.monotonic() - self._written > 0.1:
+        self.unwritten = True
+        if time.monotonic() - self._written > 0.1:
             self.write()
 
     def set_load(self, share: float) -> None:
@@ -132,6 +134,7 @@ class GpuHolder:
         """Replaces the holder file."""
         if not self.path:
             return
+        self.unwritten = False
         now = time.monotonic()
         goal = IDLE_TEMPERATURE_C + (self.power_w - IDLE_POWER_W) * 0.082
         self._heat += (goal - self._heat) * min(1.0, (now - self._stamp) * self.box.speed / 25.0)

@@ -190,16 +190,16 @@ def answer_chat(messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, 
         answer = Answer(reasoning=tokenize(thought) if thinks else [], content=tokenize(said))
         wanted = limit if ignore_eos else least
     else:
-        wanted = limit if ignore_eos else max(least, min(limit, _asked_length(question) or rng.randint(700, 1100)))
+        wanted = limit if ignore_eos else max(least, _asked_length(question) or rng.randint(700, 1100))
         answer = Answer()
         if thinks:
-            thinking = min(int(wanted * 0.4), 4000)
+            thinking = min(int(min(wanted, limit) * 0.4), 4000)
             answer.reasoning = _filler(_THOUGHTS, thinking, rng)[:thinking] if wanted >= 8 else _filler(_THOUGHTS, 1, rng)[:wanted]
     if (missing := wanted - answer.tokens) > 0:
         more = _filler(_SENTENCES, missing, rng)
         if answer.content:
             more = ["\n", "\n", *more]
-        answer.content += more[:missing] if ignore_eos or answer.tokens + len(more) > limit else more
+        answer.content += more[:missing] if ignore_eos else more  # an answer that ends by itself ends with its sentence
     if stop:
         _stop_at(answer, stop)
     cut = _cut(answer, limit)

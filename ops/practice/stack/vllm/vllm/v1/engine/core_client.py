@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import time
 from collections.abc import Iterator
@@ -75,7 +76,9 @@ def launch_core_engines(client: AsyncMPClient, config: VllmConfig, box: Box, clo
 def wait_for_engine_startup(client: AsyncMPClient) -> None:
     """Blocks until the engine is ready. Raises RuntimeError, with words that hide the cause as the real ones do, if it ends first."""
     while not client.kv_tokens:
-        if not client.take():
+        if client.holder.unwritten and not select.select([client.reading], [], [], 0.1)[0]:
+            client.holder.write()
+        elif not client.take():
             _, status = os.waitpid(client.pid, 0)
             client.holder.release()
             raise RuntimeError("Engine core initialization failed. See root cause above. "
