@@ -21,6 +21,7 @@ from typing import Any
 
 from ops.agent.config import NodeConfig, NodePaths
 from ops.gpus.source import GpuSnapshot
+from ops.jobs import redact
 from ops.jobs.errors import BadInput, OpsError
 from ops.records import ServiceRecord
 
@@ -130,7 +131,9 @@ class Telemetry:
         services = []
         for record in records(self.paths):
             packages = self._packages.get(record.name)
-            services.append({"record": record.as_dict(), "packages": {**packages, "patched": self._patched.get(record.name)} if packages else None})
+            told = {**packages, "patched": self._patched.get(record.name)} if packages else None
+            # Secrets stay here: a job's order brings the record back as it was announced, and the runner takes the whole one from services.d.
+            services.append({"record": redact.hide_in_record(record.as_dict()), "packages": told})
         return {"node": self.config.name, "at": time.time(), "practice": self.config.practice, "facts": facts, "services": services,
                 "channels": self._channels}
 

@@ -11,6 +11,7 @@ minutes, and an agent that ends meanwhile must not cut it short.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -114,8 +115,7 @@ def one(paths: NodePaths, job: str) -> bool:
     if not needs_reconciling(paths, job):
         return False
     envelope = _envelope(folder)
-    record = envelope.service_record() if envelope else None
-    journal = Journal.open(job, folder, nudge=Nudge(paths.nudge_socket), secrets=redact.secret_values(record.env) if record else ())
+    journal = Journal.open(job, folder, nudge=Nudge(paths.nudge_socket), secrets=_secrets(paths, envelope))
     try:
         if final_event(path) is not None:
             return False
@@ -139,6 +139,14 @@ def one(paths: NodePaths, job: str) -> bool:
         journal.close()
 
 
+def _secrets(paths: NodePaths, envelope: Envelope | None) -> list[str]:
+    try:
+        record = runner.service_of(paths, envelope) if envelope else None
+    except Refused:
+        return []  # its secrets are not known any more, so nothing will say them
+    return redact.record_secrets(record.as_dict()) if record else []
+
+
 def _envelope(folder: Path) -> Envelope | None:
     """The job's envelope; None if the claim died before it was written whole."""
     try:
@@ -160,15 +168,15 @@ def _outcome(paths: NodePaths, folder: Path, journal: Journal, envelope: Envelop
         journal(EventType.STEP_FINISHED, {"step": running.data["step"], "outcome": "interrupted", "note": cause,
                                           "duration_s": max(0.0, (events[-1].at if events else running.at) - running.at)})
     facts = runner.read_facts(folder)
-    context = runner.context_for(paths, NodeConfig.load(paths.node_toml), envelope, journal, facts=facts)
-    context.lock_fds = descriptors
     rollback = "none"
     if envelope.params.get("rollback", True) and facts.get("begun"):
         try:
+            context = runner.context_for(paths, NodeConfig.load(paths.node_toml), envelope, journal, facts=facts)
+            context.lock_fds = descriptors
             steps = {step.name: step for step in runner.steps_of(envelope, context)}
             rollback = pipeline.undo([steps[name] for name in facts["begun"] if name in steps], context)
         except OpsError as error:
-            context.log(str(error))
+            journal(EventType.STEP_LOG, {"step": facts["begun"][-1], "text": f"{error}\n", "dropped_bytes": 0})
             rollback = "failed"
     return _interrupted(reason, rollback)
 
@@ -200,6 +208,21 @@ def _ran_for(path: Path, began: float) -> float | None:
     """Seconds from the claim to now. The job's two processes share no monotonic clock, so the wall clock must do; never below 0."""
     first = Tail(path).read(limit=1)
     return max(time.monotonic() - began, time.time() - first[0].at) if first else None
+
+
+def shut_down(paths: NodePaths, job: str, *, grace_s: float = 10) -> None:
+    """Ends an open job because everything here ends: its runner is asked (it cancels, and undoes), and killed after `grace_s`.
+
+    What is killed half way, the next agent puts right. Only the runner gets SIGTERM: a step's program that is ended under it would look like a
+    failure, and an undo's like a failed rollback.
+    """
+    found = runner_of(journal_path(paths, job))
+    if found is not None and found.lives():
+        marks.send(found.pid, signal.SIGTERM, lambda pid: found.lives())
+        deadline = time.monotonic() + grace_s
+        while found.lives() and time.monotonic() < deadline:
+            time.sleep(0.05)
+    marks.end_marked(job, grace_s=0)
 
 
 def main(job: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 HIDDEN = "[redacted]"
 
@@ -42,6 +43,24 @@ _UNSAFE_BUT_ESCAPE = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u061c\u2
 def secret_values(environment: Mapping[str, str]) -> list[str]:
     """Values of the variables whose names say that they are secret, longest first. Values under 6 characters hide too much else."""
     return sorted({value for name, value in environment.items() if _SECRET_VARIABLE.search(name) and len(value) >= 6}, key=len, reverse=True)
+
+
+_SECRET_FLAG = re.compile(rf"(?i)--{_PRIVATE_NAME}\Z")
+
+
+def hide_in_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A service record as it may leave its node: values of secret variables, and of flags such as `--api-key`, hidden."""
+    flags = list(record.get("flags") or [])
+    shown = [HIDDEN if index and _SECRET_FLAG.match(flags[index - 1]) else redact(flag) for index, flag in enumerate(flags)]
+    env = {name: HIDDEN if value and _SECRET_VARIABLE.search(name) else redact(value) for name, value in (record.get("env") or {}).items()}
+    return {**record, "flags": shown, "env": env}
+
+
+def record_secrets(record: Mapping[str, Any]) -> list[str]:
+    """The secret values that a service record holds, in its variables and its flags."""
+    flags = list(record.get("flags") or [])
+    named = [flag for index, flag in enumerate(flags) if index and _SECRET_FLAG.match(flags[index - 1]) and len(flag) >= 6]
+    return [*secret_values(record.get("env") or {}), *named]
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:

@@ -25,10 +25,11 @@ from typing import Any
 from ops.agent.config import REPOSITORY, NodeConfig, NodePaths
 from ops.jobs import claim, commands, marks, pipeline, redact
 from ops.jobs.envelope import Envelope, check_limits
-from ops.jobs.errors import Busy, OpsError, Refused
+from ops.jobs.errors import BadInput, Busy, OpsError, Refused
 from ops.jobs.events import EventType, JobState
 from ops.jobs.journal import Journal, Nudge, final_event, journal_path, write_json
 from ops.jobs.pipeline import Context, Outcome, Step
+from ops.records import ServiceRecord
 
 COMMAND = [sys.executable, "-m", "ops.jobs.runner"]  # how the agent starts a runner
 ANSWER_S = 60  # a starting interpreter on a busy machine; a claim itself takes milliseconds
@@ -83,11 +84,32 @@ def write_cancel(folder: Path, by: str) -> None:
     write_json(folder / "cancel", {"by": by, "at": time.time()})
 
 
+def service_of(paths: NodePaths, envelope: Envelope) -> ServiceRecord | None:
+    """The job's service. Nodes announce records without their secrets, so the node puts its own, whole record in for what it had announced.
+
+    Raises Refused if the order lacks a secret and the node's record has become another one since.
+    """
+    ordered = envelope.service_record()
+    if ordered is None:
+        return None
+    try:
+        raw = json.loads((paths.announced / f"{ordered.name}.json").read_text())
+        own = ServiceRecord.from_dict(raw)
+    except (OSError, ValueError, BadInput):
+        own = None  # never announced by this node: the order must be complete in itself
+    if own is not None and redact.hide_in_record(own.as_dict()) == redact.hide_in_record(ordered.as_dict()):
+        return own
+    if redact.HIDDEN in [*ordered.env.values(), *ordered.flags]:
+        raise Refused(f"The order's record of service `{ordered.name}` is not the node's any more", why="It was changed since the node announced it",
+                      hint="Start the job again in a minute")
+    return ordered
+
+
 def context_for(paths: NodePaths, config: NodeConfig, envelope: Envelope, emit: pipeline.Reporter, *, facts: dict[str, Any] | None = None) -> Context:
     """The context of a job's steps; `facts` those that an earlier process left."""
     folder = paths.jobs / envelope.job
     return Context(
-        job=envelope.job, params=envelope.params, paths=paths, config=config, folder=folder, emit=emit, service=envelope.service_record(),
+        job=envelope.job, params=envelope.params, paths=paths, config=config, folder=folder, emit=emit, service=service_of(paths, envelope),
         snapshot=envelope.snapshot, save_facts=lambda facts: write_json(folder / "facts.json", facts), facts=facts or {})
 
 
@@ -138,7 +160,7 @@ def take(paths: NodePaths, envelope: Envelope) -> Running:
     check_limits(envelope, config)
     context = context_for(paths, config, envelope, _silent)
     steps = steps_of(envelope, context)
-    secrets = redact.secret_values(context.service.env) if context.service else []
+    secrets = redact.record_secrets(context.service.as_dict()) if context.service else []
     claimed = claim.claim(paths, envelope, steps=[step.describe() for step in steps], nudge=Nudge(paths.nudge_socket), secrets=secrets)
     cancel = CancelFlag(claimed.folder, said=lambda by: claimed.journal(EventType.JOB_CANCELLING, {"by": by}))
     running = Running(claimed, context, steps, cancel)

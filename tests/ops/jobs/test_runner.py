@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ops.gpus.processes import environment, look
-from ops.jobs import checker, claim, commands, marks, runner
+from ops.jobs import checker, claim, commands, marks, reconcile, redact, runner
 from ops.jobs.errors import Busy, OpsError, Refused
 from ops.jobs.pipeline import Context
+from ops.records import ServiceRecord
 from tests.fakes import job_kinds
 from tests.fakes.node import FakeNode, until
 
@@ -174,3 +177,52 @@ def test_steps_get_what_the_envelope_carries(node: FakeNode) -> None:
     context: Context = runner.context_for(node.paths, runner.NodeConfig.load(node.paths.node_toml), order, lambda type, data: None)
     assert (context.params, context.folder, context.service) == ({"x": 1}, node.folder(order.job), None)
     assert commands.clean_environment(job=order.job)["ROUNDHOUSE_JOB"] == order.job
+
+
+def announced(node: FakeNode, **changes: object) -> ServiceRecord:
+    """A service as the node has it, with a secret in a variable and one in a flag."""
+    node.paths.node_toml.write_text(f'name = "n1"\nservice_roots = ["{node.paths.services}"]\nmodel_roots = ["/m"]\n')
+    record = ServiceRecord(**{"name": "a", "root": str(node.paths.services / "a"), "model_path": "/m", "served_model_name": "m", "base_url": "http://x",
+                              "env": {"HF_TOKEN": "value-of-token", "A": "b"}, "flags": ["--api-key", "value-of-key", "--port", "1"], **changes})
+    (node.paths.announced / "a.json").write_text(json.dumps(record.as_dict()))
+    return record
+
+
+def test_secrets_of_a_service_stay_on_its_node_and_reach_its_steps(node: FakeNode) -> None:
+    record = announced(node)
+    shown = redact.hide_in_record(record.as_dict())
+    assert "value-of" not in json.dumps(shown)
+    order = replace(node.order(argv=["/bin/echo", "value-of-token", "value-of-key"]), service=shown)
+    assert runner.service_of(node.paths, order) == record
+    runner.start(node.paths, order)
+    node.finished(order.job)
+    said = "".join(path.read_text() for path in node.folder(order.job).iterdir())
+    assert "[redacted] [redacted]" in said
+    params_only = (node.folder(order.job) / "envelope.json").read_text()
+    assert said.count("value-of") == params_only.count("value-of")  # the test's own argv
+
+
+def test_an_order_for_a_record_that_has_changed_is_refused(node: FakeNode) -> None:
+    shown = redact.hide_in_record(announced(node).as_dict())
+    announced(node, flags=["--api-key", "value-of-key", "--port", "2"])
+    with pytest.raises(Refused, match="not the node's any more"):
+        runner.start(node.paths, replace(node.order(), service=shown))
+
+
+def test_a_shut_down_asks_the_runner_and_leaves_nothing(node: FakeNode) -> None:
+    order = node.order(seconds=60, argv=None)
+    runner.start(node.paths, order)
+    node.in_step(order.job, "talk")
+    reconcile.shut_down(node.paths, order.job)
+    assert (node.finished(order.job, 1)["state"], node.finished(order.job, 1)["rollback"]) == ("cancelled", "done")
+    assert marks.marked(order.job) == set()
+
+
+def test_a_shut_down_that_may_not_take_long_leaves_the_rest_to_the_next_agent(node: FakeNode) -> None:
+    order = node.order(argv=["/bin/sleep", "60"])
+    runner.start(node.paths, order)
+    until(lambda: len(marks.marked(order.job)) == 2, 10)
+    reconcile.shut_down(node.paths, order.job, grace_s=0)
+    assert marks.marked(order.job) == set()
+    assert "job.finished" not in node.types(order.job)
+    assert reconcile.reconcile(node.paths) == [order.job]
