@@ -154,12 +154,16 @@ def job_summary(job: Job) -> dict[str, Any]:
 
 def send(job: Job) -> bool:
     """Sends the job's envelope to its node. False if the broker does not answer: the reaper tries again."""
-    try:
-        _producer(streams.celery_address(streams.address())).send_task(
-            TASK, args=[job.envelope], queue=f"node.{job.node.name}", ignore_result=True, retry=False, expires=None)
-    except (BrokerError, RedisError, OSError, OpsError) as error:
-        logger.warning("job #%s could not be sent, it stays queued: %s", job.number, error)
-        return False
+    for again in (True, False):
+        try:
+            _producer(streams.celery_address(streams.address())).send_task(
+                TASK, args=[job.envelope], queue=f"node.{job.node.name}", ignore_result=True, retry=False)
+            break
+        except (BrokerError, RedisError, OSError, OpsError) as error:
+            _producer.cache_clear()  # its pooled connection may be one to a Redis that was started anew since
+            if not again:
+                logger.warning("job #%s could not be sent, it stays queued: %s", job.number, error)
+                return False
     Job.objects.filter(pk=job.pk).update(sent_at=timezone.now())
     announce_change(job)
     return True

@@ -14,10 +14,8 @@ from typing import Any
 from asgiref.sync import markcoroutinefunction
 from django.conf import settings
 from django.contrib.auth.middleware import LoginRequiredMiddleware
-from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.urls import reverse
-from redis.exceptions import RedisError
 from whitenoise.middleware import WhiteNoiseMiddleware
 from whitenoise.storage import CompressedManifestStaticFilesStorage
 
@@ -25,7 +23,6 @@ from ops.jobs.errors import BadInput, Busy, OpsError, Refused, Timeout
 from ops.jobs.streams import RedisAway
 
 STATUS_OF_ERROR: tuple[tuple[type[OpsError], int], ...] = ((BadInput, 400), (Refused, 403), (Busy, 409), (Timeout, 504), (RedisAway, 503))
-AWAY = "Nothing is lost; try again in a moment. Jobs that run go on"
 
 
 class HashedStaticFiles(CompressedManifestStaticFilesStorage):
@@ -162,12 +159,10 @@ class ExpectedErrors(_Middleware):
     """An OpsError that a view lets through becomes a page (or JSON) with what, why and hint; so do a database or a Redis that is away."""
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponseBase | None:
-        from dashboard.views.errors import error_response
+        from dashboard.views.errors import error_response, what_is_away
 
         if isinstance(exception, OpsError):
             return error_response(request, status_of(exception), exception)
-        if isinstance(exception, RedisError):
-            return error_response(request, 503, OpsError("Redis does not answer", why=type(exception).__name__, hint=AWAY, kind="unavailable"))
-        if isinstance(exception, OperationalError):
-            return error_response(request, 503, OpsError("The database does not answer", why=str(exception), hint=AWAY, kind="unavailable"))
+        if (away := what_is_away(exception)) is not None:
+            return error_response(request, 503, away)
         return None

@@ -7,14 +7,16 @@ JSON: `{"error": {"kind", "what", "why", "hint", "facts"}}` (OpsError.as_dict).
 from __future__ import annotations
 
 import logging
+import sys
 from http import HTTPStatus
 from typing import Any
 
-from django.db import DatabaseError
+from django.db import DatabaseError, OperationalError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template import TemplateDoesNotExist
 from django.template.loader import select_template
 from django.utils.html import format_html
+from redis.exceptions import RedisError
 
 from dashboard.middleware import wants_json
 from ops.jobs.errors import OpsError
@@ -37,6 +39,16 @@ def error_response(request: HttpRequest, status: int, error: OpsError) -> HttpRe
             '<!doctype html><html lang="en"><meta charset="utf-8"><title>{title} · Roundhouse</title><h1>{what}</h1><p>{why}</p><p>{hint}</p>'
             '<p><a href="/">Back to the fleet</a></p></html>', title=title, what=error.what, why=error.why, hint=error.hint)
     return HttpResponse(text, status=status)
+
+
+def what_is_away(error: BaseException | None) -> OpsError | None:
+    """The sentence for a database or a Redis that does not answer; None for any other failure."""
+    hint = "Nothing is lost; try again in a moment. Jobs that run go on"
+    if isinstance(error, RedisError):
+        return OpsError("Redis does not answer", why=type(error).__name__, hint=hint, kind="unavailable")
+    if isinstance(error, OperationalError):
+        return OpsError("The database does not answer", why=str(error), hint=hint, kind="unavailable")
+    return None
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponseBase:
@@ -62,6 +74,9 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponseBase:
 
 
 def server_error(request: HttpRequest) -> HttpResponseBase:
+    """A bug, or what failed before any view was reached: the session, say, which lives in the database."""
+    if (away := what_is_away(sys.exc_info()[1])) is not None:
+        return error_response(request, 503, away)
     return error_response(request, 500, OpsError(
         "Roundhouse made a mistake", why="This is a fault in the console, not in your service; its log has the traceback",
         hint="Try again; jobs that run are not touched by this", kind="bug"))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from threading import Barrier, Thread
 
 import pytest
@@ -11,6 +12,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import connection
 
 from dashboard import dispatch
+from dashboard.embedded_redis import EmbeddedRedis
 from dashboard.models import AuditEntry, Channel, Job, JobLock, Node, Service
 from ops.agent.config import NodeConfig
 from ops.jobs import envelope
@@ -211,3 +213,19 @@ def test_a_change_is_told_to_the_live_views(service: Service, operator: User, re
     job = dispatch.start(type="restart", node=service.node, service=service, user=operator)
     told = [json.loads(fields[b"c"]) for _, fields in redis_client.xrange("changes")]
     assert told == [{"id": str(job.pk), "number": 1, "type": "restart", "state": "queued", "job": str(job.pk)}]
+
+
+def test_after_redis_was_started_anew_the_next_click_is_sent_at_once(
+        service: Service, operator: User, short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = EmbeddedRedis(short_path).start()
+    monkeypatch.setenv("ROUNDHOUSE_REDIS_URL", server.url())
+    try:
+        dispatch.start(type="integrity", node=service.node, service=service, user=operator)
+        server.process.kill()
+        server.process.wait()
+        server.start()
+        job = dispatch.start(type="integrity", node=service.node, service=service, user=operator)
+        job.refresh_from_db()
+        assert job.sent_at is not None
+    finally:
+        server.stop()

@@ -61,3 +61,14 @@ def test_programs_and_htmx_are_told_that_they_are_not_signed_in(client: Client) 
     assert (answer.status_code, answer.json()["error"]["kind"]) == (401, "not_signed_in")
     assert client.get("/", headers={"HX-Request": "true"}).headers["HX-Redirect"] == "/sign-in/"
     assert issubclass(SignInRequired, object)
+
+
+def test_a_database_that_is_away_before_any_view_is_a_503(client: Client, operator: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*arguments: object, **more: object) -> None:
+        raise OperationalError("database is locked")
+
+    client.force_login(operator)
+    client.raise_request_exception = False
+    monkeypatch.setattr("django.contrib.sessions.backends.db.SessionStore.load", away)
+    answer = client.get("/", headers={"Accept": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["kind"]) == (503, "unavailable")
