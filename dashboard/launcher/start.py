@@ -27,7 +27,7 @@ from ops.agent.config import REPOSITORY, NodePaths, state_folder
 from ops.gpus.processes import marked_with
 from ops.jobs import reconcile
 from ops.jobs.errors import BadInput, OpsError
-from ops.jobs.marks import end, end_marked, marked, tell
+from ops.jobs.marks import end, marked, tell
 from ops.records import ServiceRecord
 from ops.services.manager import Manager, ServiceState, ServiceStatus, manager_for
 
@@ -318,12 +318,12 @@ class Launcher:
 
 
 def stop_jobs(paths: NodePaths) -> None:
-    """Ends runners, with all that carries their job's mark. The next start's agent undoes what they had half done."""
+    """Asks runners to cancel and undo, then ends all that carries their job's mark. What that cuts short, the next start's agent undoes."""
     if not paths.jobs.exists():
         return
     for folder in paths.jobs.iterdir():
         if marked(folder.name):
-            end_marked(folder.name, grace_s=10)
+            reconcile.shut_down(paths, folder.name, grace_s=10)
 
 
 def by_hand(command: str) -> str:
