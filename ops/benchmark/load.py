@@ -295,6 +295,8 @@ class Level:
             self._spawn(self._connect_and_send(slot, record))
             return
         record.t_end = raw.ended_at
+        if raw.complete and raw.status == 200:
+            self._typical_ns = float(raw.ended_at - record.t_send)  # the latest: load changes it, and the next request is decided on it now
         self._unread.append((record, raw))
         self._count_tail(slot, raw)
         self._next(slot)
@@ -457,7 +459,6 @@ class Level:
         self._ttfts.append(record.times[0] - record.t_send)
         e2e = record.times[-1] - record.t_send
         self._e2e_total += e2e
-        self._typical_ns = self._e2e_total / self._good
         self._token_total += tokens_of(record)
         self._event_total += text_events(b"".join(raw.pieces))
         self._per_event = self._token_total / self._event_total if self._event_total else 1.0

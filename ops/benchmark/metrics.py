@@ -284,6 +284,6 @@ def _marks(made: LevelMetrics, good: Sequence[RequestRecord], fixed_tokens: int 
     if made.bunched_share is not None and made.bunched_share > BUNCHED_LIMIT:
         marks.append("bunched")
     lag, gap, cpu = made.client.lag_p99_ms, made.icl.p50, made.client.cpu_share
-    if (lag is not None and gap is not None and lag > CLIENT_LAG_LIMIT * gap / MS) or (cpu is not None and cpu > CLIENT_CPU_LIMIT):
+    if (lag is not None and gap and lag > CLIENT_LAG_LIMIT * gap / MS) or (cpu is not None and cpu > CLIENT_CPU_LIMIT):
         marks.append("client-bound")
     return marks

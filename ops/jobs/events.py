@@ -70,7 +70,8 @@ class EventType(StrEnum):
     WARMUP_DONE = "warmup.done"
     # name, title, outcome ("passed" | "failed"), summary, took_s, detail
     SMOKE_RESULT = "smoke.result"
-    # run_id, preset, concurrencies, max_tokens, requests per level, model, endpoint, practice (bool), short (bool)
+    # run_id, preset, concurrencies, max_tokens, requests per level, model, endpoint, practice (bool), short (bool), started_at,
+    # settings (SweepSettings.as_dict()), fingerprint
     SWEEP_STARTED = "sweep.started"
     # run_id, concurrency, requests, started_at
     LEVEL_STARTED = "sweep.level_started"
