@@ -33,6 +33,7 @@ from ops.jobs.errors import BadInput, OpsError
 POLL_S = 0.1  # cancel, time limits
 STOP_NEEDS = 5  # requests that ended before an error rate means anything
 FILES_BESIDE = 64  # descriptors that we need for other things
+MAX_RESPONSE = 64 * 1024 * 1024  # bytes; 32,768 chunks of 500 bytes are 16 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class _Slot:
     record: RequestRecord | None = None
     request: bytes = b""
     looked_at: int = 0  # pieces that the live view has counted
+    received: int = 0  # bytes in those
     first_chunk_ns: int | None = None
     open: bool = True
 
@@ -230,7 +232,7 @@ class Level:
         record = RequestRecord(index=len(self._records), slot=slot.index, t_sched=wanted)
         self._records.append(record)
         slot.record, slot.request = record, self._bytes[record.index]
-        slot.looked_at, slot.first_chunk_ns = 0, None
+        slot.looked_at, slot.received, slot.first_chunk_ns = 0, 0, None
         self._send(slot, record)
 
     def _fits(self, now: int) -> bool:
@@ -389,6 +391,8 @@ class Level:
         for i, slot in enumerate(self._slots):
             if slot.record is not None and slot.connection is not None:
                 total += self._count_new(slot, slot.connection.pieces, slot.connection.stamps)
+                if slot.received > MAX_RESPONSE:
+                    slot.connection.fail(ErrorKind.PROTOCOL, f"The answer is longer than {MAX_RESPONSE // 1024**2} MiB")
             if i % 8 == 7:
                 await asyncio.sleep(0)
         return total
@@ -401,7 +405,9 @@ class Level:
             since = stamps[max(slot.looked_at, 1):]
             self._second_gaps += [after - before for before, after in pairwise(since)]
         slot.looked_at = len(pieces)
-        return text_events(b"".join(fresh))
+        text = b"".join(fresh)
+        slot.received += len(text)
+        return text_events(text)
 
     def _count_tail(self, slot: _Slot, raw: RawResponse) -> None:
         if self.live is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ops.benchmark import presets, sweep
+from ops.benchmark import load, presets, sweep
 from ops.benchmark.results import SweepResult, read_level
 from ops.jobs.errors import BadInput, OpsError
 from tests.fakes.paced_server import paced
@@ -229,6 +229,27 @@ def test_an_idle_connection_that_the_server_drops_is_opened_again() -> None:
     with scripted(chat) as server:
         level = measure(server.url, model="m", max_tokens=2).levels[0]
     assert (level["finished"], level["errors"]) == (8, 0)
+
+
+def test_an_answer_without_end_is_cut_off_and_not_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chat(number: int, body: dict[str, Any]) -> Any:
+        yield STREAM_HEAD
+        for _ in range(200):
+            yield chunk(event({"content": "x" * 65_000}))
+            yield 0.02
+
+    monkeypatch.setattr(load, "MAX_RESPONSE", 1_000_000)
+    with scripted(chat) as server, pytest.raises(OpsError, match="protocol") as told:
+        measure(server.url, model="m", concurrencies=[1], requests=1, warmup_per_slot=0.0)
+    assert "longer than" in told.value.why
+
+
+def test_a_sweep_leaves_no_file_and_no_thread_open(rig: Path) -> None:
+    with paced(rig, rate=500, ttft_ms=2) as url:
+        measure(url)
+        before = len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+        measure(url, concurrencies=[1, 8], requests=16)
+        assert (len(list(Path("/proc/self/fd").iterdir())), threading.active_count()) == before
 
 
 def test_a_wrong_model_is_refused_before_any_load(rig: Path) -> None:
