@@ -14,19 +14,21 @@ HIDDEN = "[redacted]"
 
 _PRIVATE_NAME = r"(?:api[_-]?keys?|hf[_-]?(?:hub[_-]?)?token|auth[_-]?token|access[_-]?token|password|passwd|secret[_-]?key|client[_-]?secret)"
 
-_FORMS: list[tuple[re.Pattern[str], str]] = [
+# What each form needs is looked for first, in lower case: of a megabyte of an ordinary log all forms together would take 0.6 s.
+_NAMED = ("api_k", "api-k", "apik", "token", "passw", "secret")
+_FORMS: list[tuple[tuple[str, ...], re.Pattern[str], str]] = [
     # The token's own shape. The boundary keeps words such as `hf_overrides` and `sk-learn`: a token has a long body without blanks.
-    (re.compile(r"\bhf_[A-Za-z0-9]{16,}\b"), HIDDEN),
-    (re.compile(r"\bsk-(?:[A-Za-z]+-)*[A-Za-z0-9_-]{16,}"), HIDDEN),
-    (re.compile(r"(?i)\b(bearer\s+)[A-Za-z0-9._~+/=-]{6,}"), rf"\g<1>{HIDDEN}"),
-    (re.compile(r"(?i)\b(authorization\s*[:=]\s*(?:basic|token)\s+)\S+"), rf"\g<1>{HIDDEN}"),
+    (("hf_",), re.compile(r"\bhf_[A-Za-z0-9]{16,}\b"), HIDDEN),
+    (("sk-",), re.compile(r"\bsk-(?:[A-Za-z]+-)*[A-Za-z0-9_-]{16,}"), HIDDEN),
+    (("bearer",), re.compile(r"(?i)\b(bearer\s+)[A-Za-z0-9._~+/=-]{6,}"), rf"\g<1>{HIDDEN}"),
+    (("authorization",), re.compile(r"(?i)\b(authorization\s*[:=]\s*(?:basic|token)\s+)\S+"), rf"\g<1>{HIDDEN}"),
     # The scheme's length is bounded: without that, a line of a million letters takes a million times a million steps.
-    (re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]{0,20}://[^\s/@:'\"]*):[^\s/@'\"]+@"), rf"\g<1>:{HIDDEN}@"),
+    (("://",), re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]{0,20}://[^\s/@:'\"]*):[^\s/@'\"]+@"), rf"\g<1>:{HIDDEN}@"),
     # Python's repr in vLLM's startup line: 'api_key': ['a', 'b'], 'hf_token': 'x'. None, True and False say that there is no secret.
-    (re.compile(rf"(?i)(['\"]{_PRIVATE_NAME}['\"]\s*:\s*)(\[[^\]]*\]?|'[^']*'?|\"[^\"]*\"?)"), rf"\g<1>'{HIDDEN}'"),
+    (_NAMED, re.compile(rf"(?i)(['\"]{_PRIVATE_NAME}['\"]\s*:\s*)(\[[^\]]*\]?|'[^']*'?|\"[^\"]*\"?)"), rf"\g<1>'{HIDDEN}'"),
     # Arguments and settings: --api-key X, api_key=X, HF_TOKEN=X (the value up to a blank, a comma or a bracket).
-    (re.compile(rf"(?i)(--{_PRIVATE_NAME}(?:\s+|=))(?!None\b)\S+"), rf"\g<1>{HIDDEN}"),
-    (re.compile(rf"(?i)(\b[A-Z_]*{_PRIVATE_NAME}\s*=\s*)(?!None\b|True\b|False\b|\[redacted\])('[^']*'|\"[^\"]*\"|\[[^\]]*\]|[^\s,;)\]}}]+)"),
+    (_NAMED, re.compile(rf"(?i)(--{_PRIVATE_NAME}(?:\s+|=))(?!None\b)\S+"), rf"\g<1>{HIDDEN}"),
+    (_NAMED, re.compile(rf"(?i)({_PRIVATE_NAME}\s*=\s*)(?!None\b|True\b|False\b|\[redacted\])('[^']*'|\"[^\"]*\"|\[[^\]]*\]|[^\s,;)\]}}]+)"),
      rf"\g<1>{HIDDEN}"),
 ]
 
@@ -68,8 +70,10 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     for value in sorted(set(secrets), key=len, reverse=True):
         if value:
             text = text.replace(value, HIDDEN)
-    for form, instead in _FORMS:
-        text = form.sub(instead, text)
+    lower = text.lower()
+    for needs, form, instead in _FORMS:
+        if any(word in lower for word in needs):
+            text = form.sub(instead, text)
     return text
 
 

@@ -132,6 +132,15 @@ _QUICK = re.compile(
     r"|oom|memory|non-default args|mismatch|detected platform|File \"|Loading|Captur|Tuning|Dynamo|ache|took|takes"
 )
 
+# While a server serves, its log may be endless and full of clients' mistakes, which count for nothing unless it dies. Only these words are looked
+# for then; the last lines are kept, and read in full when one of `_WAKES` comes.
+_WHILE_SERVING = re.compile(
+    r"died|exited|Dead|atal error|failed to start|Failed with|initialization failed|exit code|timed out\. Term|terminate called|Segmentation|segfault"
+    r"|Stopping|Started|Starting|version|SIGTERM|shutdown triggered|Shutting down|NVRM|oom|Killed|killed|startup complete|detected platform"
+)
+_WAKES = re.compile(_DEATH.pattern + r"|NVRM: |oom-kill|Killed process|killed by the OOM killer|segfault at")
+_KEPT_LINES, _KEPT_CHARACTERS = 5000, 4000
+
 
 @dataclass(slots=True)
 class _Hit:
@@ -175,6 +184,7 @@ class _Run:
     pids: set[int] = field(default_factory=set)
     lines: int = 0
     milestones: int = 0
+    awake: bool = False  # it served, and something happened since
     parser: Parser = field(default_factory=Parser)
 
 
@@ -189,6 +199,7 @@ class _Reader:
         self.blocks: dict[tuple[str, int | None], _Traceback] = {}
         self.chained: set[tuple[str, int | None]] = set()
         self.number = 0
+        self.asleep: deque[tuple[int, str]] = deque(maxlen=_KEPT_LINES)
 
     @property
     def run(self) -> _Run:
@@ -199,6 +210,26 @@ class _Reader:
         number = self.number
         if raw.startswith("{"):
             raw = unwrapped(raw[: 8 * LINE_LIMIT])  # a message with control characters is a list of numbers there: no word could be found in it
+        run = self.run
+        if run.serving is not None and not run.awake:
+            if _WHILE_SERVING.search(raw) is None:
+                self.asleep.append((number, raw if len(raw) < _KEPT_CHARACTERS else raw[:_KEPT_CHARACTERS]))
+                run.lines += 1
+                return
+            if _WAKES.search(raw):
+                self._wake()
+        self._take(number, raw)
+
+    def _wake(self) -> None:
+        """The server that served is in trouble: what it said before that is read after all."""
+        run, before = self.run, list(self.asleep)
+        self.asleep.clear()
+        run.awake = True
+        run.lines -= len(before)
+        for number, raw in before:
+            self._take(number, raw)
+
+    def _take(self, number: int, raw: str) -> None:
         self.ring.append((number, raw[:LINE_LIMIT]))
         self.run.lines += 1
         if self.waiting:

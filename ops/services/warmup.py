@@ -20,7 +20,7 @@ from ops.gpus.source import GpuSource
 from ops.jobs.errors import OpsError, Timeout
 from ops.jobs.events import EventType
 from ops.jobs.pipeline import Context
-from ops.jobs.redact import log_text, secret_values
+from ops.jobs.redact import log_text, record_secrets
 from ops.records import ServiceRecord
 from ops.services import diagnosis, health, log_lines, state
 from ops.services.manager import Manager, ServiceState, ServiceStatus, manager_for
@@ -174,7 +174,7 @@ class _Watch:
         self.late = self.now() > 5.0  # somebody else started it, some time ago
         self.parser = Parser()
         self.history = state.warmups(record)
-        self.secrets = secret_values(record.env)
+        self.secrets = record_secrets(record.as_dict())
         self.told_at = 0.0
         self.moved_at = time.monotonic()
         self.failed_at: float | None = None

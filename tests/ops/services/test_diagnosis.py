@@ -180,6 +180,20 @@ def test_a_line_without_end_and_broken_bytes_do_no_harm(tmp_path: Path) -> None:
     assert found.line == FAULTY[0]["decisive_line"] + 1 and found.kind == "flashinfer-cubin-mismatch"
 
 
+def test_a_death_after_a_long_run_full_of_clients_mistakes_is_found(tmp_path: Path) -> None:
+    noisy = (FIXTURES / "logs/cases/93-healthy-client-errors.log").read_text()
+    start, body = "\n".join(noisy.split("\n")[:14]) + "\n", "\n".join(noisy.split("\n")[14:-1]) + "\n"
+    death = next(case for case in CASES if case["id"] == "39-illegal-memory-access-runtime")
+    path = tmp_path / "log"
+    path.write_text(start + body * 300)
+    assert not diagnose_file(path).fault
+    before = 14 + 300 * body.count("\n")
+    path.write_text(path.read_text() + log(death).read_text())
+    found = diagnose_file(path)
+    assert found.kind == death["kind"] and found.line is not None and found.line - before in accepted(death)
+    assert [one["number"] for one in found.context] == list(range(found.line - 3, found.line + 4))
+
+
 def test_rules_are_well_formed_and_general() -> None:
     known = rules()
     assert len({rule.id for rule in known}) == len(known)
