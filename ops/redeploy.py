@@ -62,12 +62,8 @@ def restart_steps(*, undo_stop: Any, switch: bool = False) -> list[Step]:
 def make_plan(context: Context) -> str:
     """The step of a plan job: what would happen, and whether it may."""
     made = _plan(context)
-    told = made.as_dict() | {"estimate": _estimate(context)}
-    context.emit(EventType.PLAN_MADE, told)
-    for finding in told["findings"]:
-        context.finding("plan", finding["level"], finding["title"], why=finding.get("why", ""), fix=finding.get("fix", ""))
-    changed = sum(1 for p in told["packages"] if p["change"] != "same")
-    return f"{changed} of {len(told['packages'])} packages change"
+    told = context.facts["plan"] = made.as_dict() | {"estimate": _estimate(context)}
+    return _tell(context, told)
 
 
 def plan_again(context: Context) -> str:
@@ -83,12 +79,10 @@ def plan_again(context: Context) -> str:
     if confirmed:
         told["artifacts"] = confirmed["artifacts"]  # what was looked at and confirmed, not what lies there now
     context.facts["plan"] = told
-    context.emit(EventType.PLAN_MADE, told)
-    blocking = [f for f in told["findings"] if f["level"] == "stop"]
-    if blocking:
+    note = _tell(context, told)
+    if blocking := [finding for finding in told["findings"] if finding["level"] == "stop"]:
         raise OpsError(blocking[0]["title"], why=blocking[0].get("why", ""), hint=blocking[0].get("fix", ""))
-    changed = sum(1 for p in told["packages"] if p["change"] != "same")
-    return f"{changed} packages change"
+    return note
 
 
 def check_host(context: Context) -> str:
@@ -265,6 +259,15 @@ def write_report(context: Context) -> str:
 def _plan(context: Context) -> plan.Plan:
     return plan.make(context.the_service, _channel(context), version=context.params.get("version"), coupling=context.params.get("coupling", True),
                      log=context.log, config=context.config, progress=lambda done, total: context.progress(done, total, "files"))
+
+
+def _tell(context: Context, told: dict[str, Any]) -> str:
+    """Says the plan and each of its findings; gives the step's note."""
+    context.emit(EventType.PLAN_MADE, told)
+    for finding in told["findings"]:
+        context.finding("plan", finding["level"], finding["title"], why=finding.get("why", ""), fix=finding.get("fix", ""))
+    changed = sum(1 for package in told["packages"] if package["change"] != "same")
+    return f"{changed} of {len(told['packages'])} packages change"
 
 
 def _channel(context: Context) -> Channel:

@@ -69,7 +69,7 @@ def host(context: Context, record: ServiceRecord, plan: Mapping[str, Any] | None
         lambda: _environment(looks, record, plan),
         lambda: _launcher(looks, record),
         lambda: _port(looks, record),
-        lambda: _guards(looks, record),
+        lambda: _guards(looks, record) if plan is None else None,  # a plan has looked at them, and has said so
         lambda: _model(looks, record),
         lambda: _gpu_count(looks, record, snapshot),
         lambda: _gpu_memory(looks, record, snapshot),
