@@ -159,7 +159,7 @@ def start(practice_box: PracticeBox, tmp_path: Path) -> Iterator[Start]:
 @pytest.fixture(scope="session")
 def server(practice_box: PracticeBox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A healthy server with both parsers that all tests may ask."""
-    running = start_server(practice_box, tmp_path_factory.mktemp("server"))
+    running = start_server(practice_box, tmp_path_factory.mktemp("server"), tensor_parallel=8)
     try:
         running.wait_healthy()
         yield running

@@ -68,9 +68,9 @@ def test_a_tool_call_streams_its_arguments_in_pieces(client: openai.OpenAI) -> N
 
 def test_the_tools_answer_is_passed_on(client: openai.OpenAI) -> None:
     call = ask(client, WEATHER_QUESTION, tools=[WEATHER]).choices[0].message
-    answer = client.chat.completions.create(model=NAME, tools=[WEATHER], messages=[
-        {"role": "user", "content": WEATHER_QUESTION}, call.model_dump(exclude_none=True),
-        {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "18 degrees and rain"}])
+    conversation: Any = [{"role": "user", "content": WEATHER_QUESTION}, call.model_dump(exclude_none=True),
+                         {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "18 degrees and rain"}]
+    answer: Any = client.chat.completions.create(model=NAME, messages=conversation)
     assert "18 degrees and rain" in answer.choices[0].message.content
 
 

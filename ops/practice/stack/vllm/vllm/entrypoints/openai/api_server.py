@@ -90,7 +90,6 @@ class ApiServer:
         self.connections: set[Connection] = set()
         self.stopping = asyncio.Event()
         self.engine_died = False
-        self.in_flight = 0
         self.routes: dict[str, dict[str, Callable[[Request, Connection], None]]] = {
             "/health": {"GET": self._empty}, "/load": {"GET": self._load}, "/ping": {"GET": self._empty, "POST": self._empty},
             "/version": {"GET": self._version}, "/metrics": {"GET": self._metrics}, "/v1/models": {"GET": self._models},
@@ -152,7 +151,6 @@ class ApiServer:
             elif self.engine_died and request.path != "/metrics":
                 connection.respond(503)
             else:
-                self.in_flight += 1
                 methods[request.method if request.method in methods else "GET"](request, connection)
         except ApiError as error:
             self._json(connection, error.status, error.body)
@@ -162,7 +160,6 @@ class ApiServer:
 
     def done(self, request: Request, status: int, sent: int, peer: str) -> None:
         """An answer has left: access log and HTTP metrics (the latter not for the endpoints that machines poll)."""
-        self.in_flight = max(0, self.in_flight - 1)
         if not self.args.disable_uvicorn_access_log:
             log.raw(f'INFO:     {peer} - "{request.method} {request.path} HTTP/1.1" {status} {HTTPStatus(status).phrase}\n')
         if request.path in {"/health", "/metrics", "/ping", "/version", "/load"}:

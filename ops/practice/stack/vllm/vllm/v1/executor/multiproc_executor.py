@@ -152,6 +152,8 @@ class MultiprocExecutor:
             if left and code == 0:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 time.sleep(_LEFT_WORKER_S)
+        except Exception:
+            log.exception("multiproc_executor.py:770", "WorkerProc died.")
         finally:
             os._exit(code)
 
