@@ -34,7 +34,7 @@ def level_seconds(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
     rows = sorted(events, key=lambda data: data["second"])
     return {
         "c": rows[-1]["concurrency"] if rows else None,
-        "x": [row["second"] for row in rows], "y": [row["output_tok_s"] for row in rows],
+        "x": [row["second"] for row in rows], "y": [row["output_tok_s"] for row in rows], "latest": rows[-1] if rows else None,
     }
 
 
@@ -50,7 +50,8 @@ def throughput_history(runs: Iterable[tuple[Any, Sequence[Any]]], *, target: Seq
                     "at": run.started_at.isoformat(), "tput": level.output_tok_s, "release": run.release, "run": str(run.pk),
                     "job": run.job.number if run.job_id else None, "short": run.short,
                 })
-    return {"practice": practice, "target": list(target), "series": {str(c): sorted(points, key=lambda p: p["at"]) for c, points in sorted(rows.items())}}
+    series = {str(c): sorted(points, key=lambda p: p["at"]) for c, points in sorted(rows.items())}
+    return {"practice": practice, "target": list(target), "series": series}
 
 
 def warmup_history(warmups: Iterable[tuple[Any, dict[str, Any]]], *, practice: bool) -> dict[str, Any]:

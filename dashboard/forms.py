@@ -26,8 +26,8 @@ def preset_choices() -> list[tuple[str, str]]:
         if name == "custom":  # a name for settings given one by one; a form offers whole presets
             continue
         made = settings(name, base_url="http://127.0.0.1:8000", model="any")
-        levels = ", ".join(map(str, made.concurrencies)) if len(made.concurrencies) < 6 else f"{made.concurrencies[0]} to {made.concurrencies[-1]}"
-        choices.append((name, f"{name}: C = {levels}; {made.max_tokens} tokens; {made.size()['minutes']:.0f} min at most"))
+        levels = f"{made.concurrencies[0]} to {made.concurrencies[-1]}"
+        choices.append((name, f"{name}: C = {levels}, {made.max_tokens} tokens, up to {made.size()['minutes']:.0f} min"))
     return choices
 
 

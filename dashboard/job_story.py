@@ -54,7 +54,7 @@ def result_line(job: Job) -> str:
         return f"{step.title}: {told}" if told else str(step.title)
     if job.state in (JobState.FAILED, JobState.INTERRUPTED):
         rolled = {"done": "; rolled back", "failed": "; rollback failed"}.get(job.rollback, "")
-        return f"{job.reason}{rolled}"
+        return f"{job.reason.rstrip('.')}{rolled}"
     if job.state == JobState.CANCELLED:
         return job.reason or "cancelled"
     if job.type == "redeploy":
@@ -180,9 +180,9 @@ def chosen_step(job: Job, wanted: str = "") -> JobStep | None:
 # ---- facts ----
 
 
-def facts(job: Job, known: Usual, run: BenchmarkRun | None) -> list[dict[str, Any]]:
-    """Five cells at most, most wanted first."""
-    return _facts_after(job, run) if job.is_final else _facts_during(job, known, run)
+def facts(job: Job, known: Usual, run: BenchmarkRun | None, live: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Five cells at most, most wanted first. `live`: the newest second of the level that runs."""
+    return _facts_after(job, run) if job.is_final else _facts_during(job, known, run, live)
 
 
 def _cell(term: str, value: Any = "", unit: str = "", *, small: str = "", tone: str = "", since: Any = None, key: str = "",
@@ -190,7 +190,7 @@ def _cell(term: str, value: Any = "", unit: str = "", *, small: str = "", tone: 
     return {"term": term, "value": value, "unit": unit, "small": small, "tone": tone, "since": since, "key": key, "small_time": small_time}
 
 
-def _facts_during(job: Job, known: Usual, run: BenchmarkRun | None) -> list[dict[str, Any]]:
+def _facts_during(job: Job, known: Usual, run: BenchmarkRun | None, live: dict[str, Any] | None) -> list[dict[str, Any]]:
     steps = list(job.steps.all())
     step = next((s for s in steps if s.state in ("running", "undoing")), None)
     words = {JobState.QUEUED: "Queued", JobState.CLAIMED: "Starting", JobState.LOST: "Lost contact", JobState.CANCELLING: "Cancelling"}
@@ -206,7 +206,7 @@ def _facts_during(job: Job, known: Usual, run: BenchmarkRun | None) -> list[dict
     cells = [_cell("Now", now, small=told, tone="warn" if job.state in (JobState.LOST, JobState.CANCELLING) else "run", key="now"),
              _cell("Elapsed", since=started, small="since", small_time=started, key="elapsed")]
     if step is not None and step.name == "sweep" and run is not None:
-        return [*cells, *_sweep_facts(run)]
+        return [*cells, *_sweep_facts(run, live)]
     if (left := _left(steps, known)) is not None:
         cells.append(_cell("Done in about", clock(left), unit=clock_unit(left), small="from earlier jobs of this service", key="left"))
     else:
@@ -215,29 +215,34 @@ def _facts_during(job: Job, known: Usual, run: BenchmarkRun | None) -> list[dict
         expected = "" if known.downtime_s is None else f"expected {clock(known.downtime_s)}"
         cells.append(_cell("Service down", since=job.downtime_since, tone="warn", small=expected, key="down"))
     elif job.downtime_s is not None:
-        cells.append(_cell("Service was down", clock(job.downtime_s), unit=clock_unit(job.downtime_s), small="until the first healthy answer", key="down"))
+        cells.append(_cell("Service was down", clock(job.downtime_s), unit=clock_unit(job.downtime_s), small="until the first healthy answer",
+                           key="down"))
     elif any(s.downtime for s in steps):
         expected = "no estimate yet" if known.downtime_s is None else f"about {clock(known.downtime_s)} to come"
         cells.append(_cell("Service down", "not yet", small=expected, key="down"))
     if job.type in ("redeploy", "restart"):
         off = job.params.get("rollback", True) is False
-        cells.append(_cell("If it fails", "Stays as it is" if off else "Back to the last good", small="rollback was turned off" if off else "by itself"))
+        cells.append(_cell("If it fails", "Stays as it is" if off else "Back to the last good", small="rollback was turned off" if off
+                           else "by itself"))
     return cells
 
 
-def _sweep_facts(run: BenchmarkRun) -> list[dict[str, Any]]:
+def _sweep_facts(run: BenchmarkRun, live: dict[str, Any] | None) -> list[dict[str, Any]]:
     levels = list(run.levels.all())
     single = next((lv for lv in levels if lv.concurrency == 1 and lv.output_tok_s is not None), None)
-    finished = [lv for lv in levels if lv.state == "done"]
-    live = next((lv for lv in levels if lv.state == "running"), None)
-    latest = max(finished, key=lambda lv: lv.concurrency, default=None)
-    shown = live if live is not None and live.output_tok_s is not None else latest
-    return [
-        _cell("Output throughput, live", rate(shown.output_tok_s) if shown else "", unit="tok/s" if shown else "", key="tput",
-              small=f"at C = {(live or shown).concurrency}" if (live or shown) else "before the first level"),
-        _cell("Single stream", rate(single.output_tok_s) if single else "", unit="tok/s" if single else "", small=target_words(run, single), key="single"),
-        _cell("Errors", sum(lv.errors for lv in levels), small=f"of {sum(lv.finished for lv in levels):,} requests", key="errors"),
-    ]
+    latest = max((lv for lv in levels if lv.state == "done"), key=lambda lv: lv.concurrency, default=None)
+    errors, ended = sum(lv.errors for lv in levels), sum(lv.finished + lv.errors for lv in levels)
+    if live and live.get("throughput_so_far_tok_s"):
+        c, tput = live["concurrency"], live["throughput_so_far_tok_s"]
+        now = _cell("Output throughput, live", rate(tput), "tok/s", small=f"at C = {c}, {rate(tput / c)} per user", key="tput")
+        errors, ended = errors + (live.get("errors") or 0), ended + (live.get("finished") or 0) + (live.get("errors") or 0)
+    elif latest is not None:
+        now = _cell("Output throughput", rate(latest.output_tok_s), "tok/s", small=f"at C = {latest.concurrency}, the last level", key="tput")
+    else:
+        now = _cell("Output throughput", "not yet", small="before the first level", key="tput")
+    measured = (rate(single.output_tok_s), "tok/s") if single else ("not yet", "")
+    return [now, _cell("Single stream", *measured, small=target_words(run, single) if single else "level C = 1", key="single"),
+            _cell("Errors", errors, small=f"of {ended:,} requests", tone="fail" if errors else "", key="errors")]
 
 
 def target_words(run: BenchmarkRun, single: Any) -> str:
@@ -352,16 +357,19 @@ def warmup_phases(job: Job, known: Usual, *, of: str = "warmup") -> dict[str, An
     rows += [{"usual": known.phases.get(name), **row} for name, row in begun.items()]
     if not any(row["state"] != "todo" for row in rows) and started_at is None:
         return None
-    total = ((job.result or {}).get("warmup") or {}) if of == "warmup" and not any(s.state == "failed" and s.name == "warmup" for s in job.steps.all()) else {}
+    failed = of == "warmup" and any(s.name == "warmup" and s.outcome in ("failed", "cancelled", "interrupted") for s in job.steps.all())
+    total = ((job.result or {}).get("warmup") or {}) if of == "warmup" and not failed else {}
     for row in rows:
         row["difference"] = row["took_s"] - row["usual"] if row.get("took_s") is not None and row.get("usual") is not None else None
-        if job.is_final and row["state"] == "running":
+        if (job.is_final or failed) and row["state"] == "running":
             row["state"] = "failed"
-        elif job.is_final and row["state"] == "todo":
+        elif (job.is_final or failed) and row["state"] == "todo":
             row["state"] = "not reached"
         if row["state"] == "running":
             row["running_since"] = row["since"]
-    return {"rows": rows, "bar": _phase_bar(rows, known), "since": started_at, "total_s": total.get("total_s"), "cache": total.get("cache"),
+    shown = [row for row in rows if row["state"] != "not reached"] if failed else rows
+    return {"rows": shown, "bar": [] if failed else _phase_bar(rows, known), "since": started_at, "total_s": total.get("total_s"),
+            "cache": total.get("cache"),
             "usual_s": known.warmup_s, "warmups": known.warmups, "has_usual": any(r.get("usual") is not None for r in rows)}
 
 
@@ -391,7 +399,8 @@ def warmup_parts(warmup: dict[str, Any]) -> list[dict[str, Any]]:
     phases = [p for p in warmup.get("phases") or [] if p.get("took_s")]
     if len(phases) > PARTS:
         rest = phases[PARTS - 1:]
-        phases = [*phases[:PARTS - 1], {"phase": "rest", "title": f"{rest[0].get('title', rest[0]['phase'])} and after", "took_s": sum(p["took_s"] for p in rest)}]
+        phases = [*phases[:PARTS - 1], {"phase": "rest", "title": f"{rest[0].get('title', rest[0]['phase'])} and after",
+                                        "took_s": sum(p["took_s"] for p in rest)}]
     total = sum(p["took_s"] for p in phases) or 1.0
     return [{"kind": f"b-part-{n}", "swatch": f"part-{n}", "share": p["took_s"] / total, "title": p.get("title") or p["phase"], "took_s": p["took_s"]}
             for n, p in enumerate(phases, start=1)]
@@ -415,7 +424,8 @@ def level_rows(run: BenchmarkRun) -> list[dict[str, Any]]:
             "requests": (level.requests if level else None) or _asked_requests(run, asked.index(c) if c in asked else None, c),
             "mean": level.e2e_mean_s if level else None, "p50": level.e2e_p50_s if level else None, "p99": level.e2e_p99_s if level else None,
             "ttft_ms": level.ttft_p50_ms if level else None, "errors": level.errors if level and state != "todo" else None,
-            "finished": level.finished if level else None, "few": level is not None and level.state == "done" and level.e2e_p99_s is None, "metrics": metrics,
+            "finished": level.finished if level else None, "few": level is not None and level.state == "done" and level.e2e_p99_s is None,
+            "metrics": metrics,
         })
     return rows
 
@@ -441,7 +451,7 @@ def sweep_bar(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for row, weight in zip(rows, weights, strict=True):
         filled = {"done": 1.0, "failed": 1.0}.get(row["state"], 0.0)
         if row["state"] == "running":
-            filled = (row["finished"] or 0) / row["requests"] if row["requests"] else 0.5
+            filled = row["finished"] / row["requests"] if row["requests"] and row["finished"] else 0.5
         parts.append({"kind": "b-now" if row["state"] == "running" else "b-fail" if row["state"] == "failed" else "b-done", "share": weight / total,
                       "filled": filled, "title": f"C = {row['c']}"})
     return parts
@@ -451,28 +461,43 @@ def timeline(job: Job) -> list[dict[str, Any]]:
     """The story of a failure and its rollback: stop, start, decisive line, each undo, first healthy answer."""
     rows: list[dict[str, Any]] = []
     titles = {s.name: s.title for s in job.steps.all()}
-    kinds = (EventType.STEP_FINISHED, EventType.DIAGNOSIS, EventType.STEP_UNDONE, EventType.DOWNTIME_STARTED, EventType.DOWNTIME_ENDED)
+    current = ""
+    kinds = (EventType.STEP_STARTED, EventType.STEP_FINISHED, EventType.DIAGNOSIS, EventType.STEP_UNDONE, EventType.DOWNTIME_STARTED,
+             EventType.DOWNTIME_ENDED)
     for event in events(job, *kinds):
         data = event.data
-        if event.type == EventType.STEP_FINISHED:
+        if event.type == EventType.STEP_STARTED:
+            current = data["step"]
+        elif event.type == EventType.STEP_FINISHED:
             if data["outcome"] == "done" and data["step"] in ("stop", "switch", "start"):
                 words = {"stop": "Stopped", "switch": "Switched to the new release", "start": "Started"}[data["step"]]
                 note = data.get("note") or ""
                 shape = {"stop": "off", "switch": "right", "start": "play"}[data["step"]]
                 rows.append({"at": event.at, "icon": shape, "text": words + (f", {note}" if note else "")})
-            elif data["outcome"] in ("failed", "cancelled"):
+            elif data["outcome"] in ("failed", "cancelled") and not (rows and rows[-1].get("decisive")):
                 what = "failed" if data["outcome"] == "failed" else "was cancelled"
-                rows.append({"at": event.at, "icon": "fail" if data["outcome"] == "failed" else "off", "tone": "fail" if data["outcome"] == "failed" else "",
+                rows.append({"at": event.at, "icon": "fail" if data["outcome"] == "failed" else "off", "tone": "fail" if data["outcome"] == "failed"
+                             else "",
                              "text": f"{titles.get(data['step'], data['step'])} {what}"})
         elif event.type == EventType.DIAGNOSIS and data.get("text"):
-            rows.append({"at": event.at, "icon": "fail", "tone": "fail", "text": "The decisive line was found"})
-        elif event.type == EventType.STEP_UNDONE and (data.get("note") or data["outcome"] == "failed"):
+            rows.append({"at": event.at, "icon": "fail", "tone": "fail", "decisive": True,
+                         "text": f"{titles.get(current, 'The step')} failed: the decisive line was found"})
+        elif event.type == EventType.STEP_UNDONE and (data.get("note") or data["outcome"] == "failed") \
+                and not (rows and rows[-1].get("answers")):
             failed = data["outcome"] == "failed"
             rows.append({"at": event.at, "icon": "fail" if failed else "rollback", "tone": "fail" if failed else "",
                          "text": data.get("note") or f"Undo of {titles.get(data['step'], data['step'])} failed"})
         elif event.type == EventType.DOWNTIME_ENDED and rows:
-            rows.append({"at": event.at, "icon": "ok", "tone": "ok", "text": f"First healthy answer on {data.get('release') or 'the old release'}"})
+            rows.append({"at": event.at, "icon": "ok", "tone": "ok", "answers": True,
+                         "text": f"First healthy answer on {data.get('release') or 'the old release'}"})
     return rows
+
+
+def live_level(row: dict[str, Any], live: dict[str, Any]) -> dict[str, Any]:
+    """What the newest second of a running level adds to its row in the table."""
+    tput = live.get("throughput_so_far_tok_s")
+    return {"tput": tput, "per_user": tput / row["c"] if tput is not None and row["c"] else None, "mean": live.get("e2e_mean_s"),
+            "ttft_ms": live.get("ttft_p50_ms"), "finished": live.get("finished"), "errors": live.get("errors")}
 
 
 def newest_run_before(run: BenchmarkRun) -> BenchmarkRun | None:

@@ -5,6 +5,7 @@ The content security policy forbids style attributes, so whatever has a measured
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -124,13 +125,15 @@ def _bar(parts: Iterable[dict[str, Any]], *, height: int, gap: float, label: str
         shown = share if filled is None else share * max(0.0, min(1.0, float(filled)))
         if shown and kind != "b-none":
             title = format_html("<title>{}</title>", part["title"]) if part.get("title") else ""
-            rects.append(format_html('<rect class="{}" x="{}%" width="{}%" height="100%"{}>{}</rect>', kind, _n(at * 100), _n(shown * 100), paint, title))
+            rects.append(format_html('<rect class="{}" x="{}%" width="{}%" height="100%"{}>{}</rect>', kind, _n(at * 100), _n(shown * 100), paint,
+                                     title))
         at += share
         if gap and n and at - share > 0:
             rects.append(format_html('<rect class="b-gap" x="{}%" width="{}" height="100%"/>', _n((at - share) * 100), gap))
     described = mark_safe('aria-hidden="true"')
     if role:
-        described = format_html('role="{}" aria-label="{}" aria-valuemin="0" aria-valuemax="{}"', role, label, maximum if maximum is not None else 100)
+        described = format_html('role="{}" aria-label="{}" aria-valuemin="0" aria-valuemax="{}"', role, label, maximum if maximum is not None
+                                else 100)
         if value is not None:
             described = format_html('{} aria-valuenow="{}"', described, value)
     elif label:
@@ -162,6 +165,14 @@ def clock(seconds: Any) -> str:
 def clock_unit(seconds: Any) -> str:
     """The unit that goes with `clock`."""
     return "" if seconds is None or seconds == "" else "h" if abs(float(seconds)) >= 3600 else "min"
+
+
+@register.filter
+def duration(seconds: Any) -> str:
+    """A length of time in words: 2.4 s, 12:58 min."""
+    if seconds is None or seconds == "":
+        return ""
+    return f"{float(seconds):.1f} s" if float(seconds) < 60 else f"{clock(seconds)} {clock_unit(seconds)}"
 
 
 @register.filter
@@ -231,10 +242,35 @@ def plural(count: Any, words: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
 
 
+_RELEASE = re.compile(r"\b\d{8}-\d{6}-([0-9A-Za-z_.]+)(?:[+-]practice)?(?![\w+-])")
+
+
+def short_release(name: str) -> str:
+    """The version in a release's name: `0.16.0rc2.dev344` of `20260302-102208-0.16.0rc2.dev344-practice`. Any other text stays."""
+    return _RELEASE.sub(r"\1", name)
+
+
+@register.simple_tag
+def release(name: Any, other: Any = None) -> SafeString:
+    """A release by its version, its whole name on hover; whole where `other` would read the same."""
+    whole_name = str(name or "")
+    short = short_release(whole_name)
+    if other and str(other) != whole_name and short_release(str(other)) == short:
+        short = whole_name
+    return format_html('<span class="mono nowrap-l" title="{}">{}</span>', whole_name, short)
+
+
+@register.filter
+def version(text: Any) -> str:
+    """A version for reading: without the mark of practice packages, which the PRACTICE tag beside it says already."""
+    return str(text or "").removesuffix("+practice")
+
+
 @register.filter
 def ticks(text: Any) -> SafeString:
-    """Text whose `backticked` parts are names, paths and commands: those in monospace. Everything is escaped."""
-    parts = str(text or "").split("`")
+    """Text whose `backticked` parts are names, paths and commands: those in monospace. Release names are shortened; everything is escaped."""
+    text = short_release(str(text or ""))
+    parts = text.split("`")
     if len(parts) % 2 == 0:  # an odd backtick: not ours to read
         return format_html("{}", text)
     return format_html_join("", "{}", ((format_html('<span class="mono">{}</span>', part) if n % 2 else part,) for n, part in enumerate(parts)))
@@ -242,7 +278,7 @@ def ticks(text: Any) -> SafeString:
 
 @register.filter
 def no_ticks(text: Any) -> str:
-    return str(text or "").replace("`", "")
+    return short_release(str(text or "")).replace("`", "")
 
 
 @register.filter

@@ -46,7 +46,8 @@ def _context(*, history: bool = True) -> dict[str, Any]:
     nodes = list(Node.objects.prefetch_related("services"))
     cards = [node_card(node, history=history) for node in nodes]
     jobs = list(Job.objects.select_related("service", "node", "by").prefetch_related("steps")[:ROW_JOBS])
-    running = list(Job.objects.filter(state__in=job_story.OPEN_STATES).select_related("service", "node", "by").prefetch_related("steps", "runs__levels"))
+    running = list(Job.objects.filter(state__in=job_story.OPEN_STATES).select_related("service", "node", "by").prefetch_related("steps",
+                                                                                                                                "runs__levels"))
     return {"cards": cards, "needs": needs(nodes), "running": [running_card(job) for job in running], "facts": _facts(cards),
             "rows": job_rows(jobs)}
 
@@ -108,7 +109,8 @@ def node_card(node: Node, *, history: bool = True) -> dict[str, Any]:
     """All that the card shows, from the node's last telemetry; readings that are not there stay None."""
     told = node.telemetry or {}
     snapshot = told.get("gpus") or {}
-    gpus = snapshot.get("gpus") or [{"index": g.get("index"), "name": g.get("name"), "total_bytes": g.get("total_bytes")} for g in node.facts.get("gpus") or []]
+    gpus = snapshot.get("gpus") or [{"index": g.get("index"), "name": g.get("name"), "total_bytes": g.get("total_bytes")}
+                                    for g in node.facts.get("gpus") or []]
     silent = job_story.is_silent(node.seen_at)
     rows = [gpu_row(gpu) for gpu in gpus]
     names = {str(g.get("name") or "") for g in gpus}
@@ -152,7 +154,8 @@ def memory_parts(gpu: dict[str, Any]) -> list[dict[str, Any]]:
         left -= held
         if held > 0:
             who = process.get("service") or f"unclaimed: {process.get('command') or 'process'}, pid {process.get('pid')}"
-            parts.append({"kind": "b-service" if process.get("service") else "b-other", "share": held / total, "title": f"{who}, {held / 2**30:.1f} GiB"})
+            parts.append({"kind": "b-service" if process.get("service") else "b-other", "share": held / total,
+                          "title": f"{who}, {held / 2**30:.1f} GiB"})
     if left > 0:
         parts.append({"kind": "b-idle", "share": left / total, "title": f"held by no process that can be seen, {left / 2**30:.1f} GiB"})
     return parts
@@ -173,7 +176,8 @@ def memory_legend(gpus: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 unclaimed.append({"command": command, "pid": process.get("pid"), "user": process.get("user"), "used": process.get("used_bytes"),
                                   "gpu": gpu.get("index")})
         hidden += max(0.0, (gpu.get("used_bytes") or 0) - explained)
-    return {"services": sorted(services), "unclaimed": unclaimed[:3], "more": max(0, len(unclaimed) - 3), "hidden": hidden if hidden > 2**20 else None}
+    return {"services": sorted(services), "unclaimed": unclaimed[:3], "more": max(0, len(unclaimed) - 3), "hidden": hidden if hidden > 2**20
+            else None}
 
 
 def utilization_history(node: str) -> dict[int, list[float | None]]:
@@ -196,7 +200,8 @@ def spark_points(values: Sequence[float | None], *, width: float = 72, height: f
     shown = list(values)[-count:]
     step = width / (count - 1)
     start = width - step * (len(shown) - 1)
-    return " ".join(f"{start + n * step:.1f},{height - 1 - (height - 2) * min(max(v, 0), 100) / 100:.1f}" for n, v in enumerate(shown) if v is not None)
+    return " ".join(f"{start + n * step:.1f},{height - 1 - (height - 2) * min(max(v, 0), 100) / 100:.1f}" for n, v in enumerate(shown)
+                    if v is not None)
 
 
 def service_card(service: Service) -> dict[str, Any]:
@@ -241,7 +246,8 @@ def needs(nodes: Sequence[Node]) -> list[dict[str, Any]]:
     busy = set(Job.objects.filter(state__in=job_story.OPEN_STATES).filter(type__in=STARTING_JOBS).values_list("service_id", flat=True))
     for node in nodes:
         if job_story.is_silent(node.seen_at):
-            found.append({"order": 1, "level": "warning", "title": f"{node.name} is silent", "text": "Its agent has sent nothing for a while. What this "
+            found.append({"order": 1, "level": "warning", "title": f"{node.name} is silent",
+                          "text": "Its agent has sent nothing for a while. What this "
                           "page shows of it is old. Services and jobs there go on without it.", "seen": node.seen_at,
                           "command": "python manage.py up" if not node.practice else "make demo",
                           "links": [(f"Open {node.name}", reverse("node", args=[node.name]))]})
@@ -251,7 +257,8 @@ def needs(nodes: Sequence[Node]) -> list[dict[str, Any]]:
             found += _service_needs(service, busy=service.pk in busy)
     for job in Job.objects.filter(state=JobState.LOST).select_related("service", "node"):
         found.append({"order": 0, "level": "warning", "title": f"{job_story.title(job)} #{job.number} lost its node",
-                      "text": "No heartbeat for 60 s. The job may still run there, so its lock is kept until the node answers or an admin abandons it.",
+                      "text": "No heartbeat for 60 s. The job may still run there, so its lock is kept until the node answers or an admin "
+                              "abandons it.",
                       "links": [("Open job", job_href(job))]})
     found.sort(key=lambda n: n["order"])
     if found:
@@ -267,12 +274,16 @@ def _service_needs(service: Service, *, busy: bool) -> list[dict[str, Any]]:
     failed = last is not None and last.state in (JobState.FAILED, JobState.INTERRUPTED)
     if service.state == "failed" and not busy:
         detail = str((service.status or {}).get("detail") or "")
-        found.append({"order": 0, "level": "stop", "title": f"{service.name} is down", "text": detail or "Its process ended and nobody started it again.",
-                      "post": {"href": reverse("service_run", args=[service.node.name, service.name, "restart"]), "label": "Start it again…", "dialog": True},
+        found.append({"order": 0, "level": "stop", "title": f"{service.name} is down", "text": detail
+                      or "Its process ended and nobody started it again.",
+                      "post": {"href": reverse("service_run", args=[service.node.name, service.name, "restart"]), "label": "Start it again…",
+                               "dialog": True},
                       "links": [("What happened", job_href(last))] if failed and last else [("Open service", card["href"])]})
     elif service.state == "stopped" and not busy:
-        found.append({"order": 1, "level": "warning", "title": f"{service.name} is stopped", "text": "It answers no request until somebody starts it.",
-                      "post": {"href": reverse("service_run", args=[service.node.name, service.name, "restart"]), "label": "Start it…", "dialog": True},
+        found.append({"order": 1, "level": "warning", "title": f"{service.name} is stopped",
+                      "text": "It answers no request until somebody starts it.",
+                      "post": {"href": reverse("service_run", args=[service.node.name, service.name, "restart"]), "label": "Start it…",
+                               "dialog": True},
                       "links": [("Open service", card["href"])]})
     for pair in card["pairs"]:
         finding = pair["finding"]
@@ -280,7 +291,8 @@ def _service_needs(service: Service, *, busy: bool) -> list[dict[str, Any]]:
         running = service.state == "healthy"
         what = f"{service.name} runs, but its next start will fail" if fatal and running else f"{service.name} cannot start" if fatal else \
             f"Coupled packages of {service.name} differ"
-        found.append({"order": 2, "level": "warning", "title": what, "pair": pair["packages"], "text": finding.get("why") or "", "fix": finding.get("fix"),
+        found.append({"order": 2, "level": "warning", "title": what, "pair": pair["packages"], "text": finding.get("why") or "",
+                      "fix": finding.get("fix"),
                       "plan": service, "links": [("Open service", card["href"])]})
     if failed and last is not None:
         worse = last.rollback == "failed"

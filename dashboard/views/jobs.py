@@ -81,11 +81,13 @@ def job_context(found: Job, wanted: str = "") -> dict[str, Any]:
     known = job_story.earlier(found)
     step = job_story.chosen_step(found, wanted)
     run = found.runs.select_related("service").prefetch_related("levels").order_by("-started_at").first()
+    begun = JobEvent.objects.filter(job=found, type=EventType.LEVEL_STARTED).order_by("-seq").first() if run and run.state == "running" else None
+    live = live_second(found, begun.seq) if begun else None
     before, after = job_story.release_words(found)
     link = reverse("job", args=[found.number])
     return {
         "job": found, "title": job_story.title(found), "known": known, "step": step, "explicit": bool(wanted), "run": run,
-        "release_before": before, "release_after": after, "facts": job_story.facts(found, known, run),
+        "release_before": before, "release_after": after, "facts": job_story.facts(found, known, run, live),
         "groups": job_story.step_groups(found, known, selected=step.name if step else "", link=link),
         "down": _down(found), "service_card": service_card(found.service) if found.service else None, "link": link,
         "panels": panels(found, step, known, run), "started": found.claimed_at or found.created_at, "seq": found.last_seq,
@@ -130,6 +132,9 @@ def panels(found: Job, step: JobStep | None, known: Any, run: BenchmarkRun | Non
         shown["error"] = found.error
         timeline = job_story.timeline(found)
         shown["timeline"] = timeline if found.rollback != "none" or len(timeline) > 2 else []
+    shown["dedicated"] = any(shown.get(key) for key in ("warmup", "smoke", "sweep", "purge", "integrity", "findings", "diagnosis", "error",
+                                                        "timeline"))
+    shown["shows_progress"] = step.name not in ("warmup", "sweep")  # those have bars of their own
     shown["log"] = log_tail(found, step)
     return shown
 
@@ -150,13 +155,17 @@ def sweep_panel(found: Job | None, run: BenchmarkRun) -> dict[str, Any]:
     before = job_story.newest_run_before(run)
     rows = job_story.level_rows(run)
     data = charts.curves(run, levels, before=before, before_levels=list(before.levels.all()) if before else [])
-    seconds: dict[str, Any] = {"c": None, "x": [], "y": []}
+    seconds: dict[str, Any] = {"c": None, "x": [], "y": [], "latest": None}
     if found is not None and run.state == "running":
         begun = JobEvent.objects.filter(job=found, type=EventType.LEVEL_STARTED).order_by("-seq").first()
         if begun is not None:
             seconds = charts.level_seconds(
                 e.data for e in JobEvent.objects.filter(job=found, type=EventType.LEVEL_SECOND, seq__gt=begun.seq).order_by("seq"))
             seconds["c"] = begun.data.get("concurrency")
+            seconds["latest"] = live = live_second(found, begun.seq)
+            for row in rows if live else []:
+                if row["c"] == seconds["c"]:
+                    row.update(job_story.live_level(row, live or {}))
     data["seconds"] = seconds
     data["seq"] = found.last_seq if found is not None else 0
     measured = [row for row in rows if row["tput"] is not None and row["state"] == "done"]
@@ -164,6 +173,12 @@ def sweep_panel(found: Job | None, run: BenchmarkRun) -> dict[str, Any]:
             "running": run.state == "running", "highlights": _highlights(measured), "errors": run.levels.aggregate(n=Sum("errors"))["n"] or 0,
             "done_percent": round(100 * sum(1 for r in rows if r["state"] == "done") / len(rows)) if rows else 0,
             "max_tokens": (run.settings or {}).get("max_tokens")}
+
+
+def live_second(found: Job, after: int) -> dict[str, Any] | None:
+    """The newest `sweep.level_second` above an event."""
+    event = JobEvent.objects.filter(job=found, type=EventType.LEVEL_SECOND, seq__gt=after).order_by("-seq").first()
+    return event.data if event else None
 
 
 def _highlights(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -210,7 +225,8 @@ def log_tail(found: Job, step: JobStep) -> dict[str, Any]:
     first = 1 if whole else None
     tail = lines[-TAIL_LINES:]
     return {"lines": [{"number": first + n if first else None, "text": line} for n, line in enumerate(tail)], "whole": whole, "any": bool(lines),
-            "count": len(lines) if total <= TAIL_EVENTS else None, "url": f"{reverse('job_log', args=[found.number])}?step={step.name}", "step": step.name}
+            "count": len(lines) if total <= TAIL_EVENTS else None, "url": f"{reverse('job_log', args=[found.number])}?step={step.name}",
+            "step": step.name}
 
 
 def _texts(events: Any) -> Iterator[str]:
@@ -272,8 +288,8 @@ def cancel_words(found: Job) -> list[str]:
     words = ["Programs that this job started are ended, politely first; that takes up to 15 s."]
     name = found.service.name if found.service else "the service"
     if found.type in ("redeploy", "restart") and changed and found.params.get("rollback", True):
-        words.append(f"{name} {'does not answer now. It is started again on the last good release' if down else 'goes back to the last good release'}, "
-                     "which takes one more warmup.")
+        back = "does not answer now. It is started again on the last good release" if down else "goes back to the last good release"
+        words.append(f"{name} {back}, which takes one more warmup.")
     elif found.type in ("redeploy", "restart") and changed:
         words.append(f"Rollback was turned off for this job: {name} stays as it is now" + (", not answering." if down else "."))
     elif found.type == "redeploy":

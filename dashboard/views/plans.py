@@ -50,13 +50,16 @@ def plan_context(found: Job) -> dict[str, Any]:
         "made": made, "changed": sorted(changed, key=_importance), "same": [p for p in packages if p.get("change") == "same"], "findings": findings,
         "counted": job_story.counted(findings), "artifacts": artifacts, "artifact_bytes": sum(a.get("size_bytes") or 0 for a in artifacts),
         "artifact_kinds": _kinds(artifacts), "estimate": estimate, "phases": _phases(estimate), "used": used, "presets": preset_choices(),
-        "blocked": any(f.get("level") == "stop" for f in findings) or found.state != JobState.SUCCEEDED, "card": service_card(found.service) if found.service else None,
+        "blocked": any(f.get("level") == "stop" for f in findings) or found.state != JobState.SUCCEEDED, "card": service_card(found.service)
+        if found.service else None,
         "channels": channels_for(found.service) if found.service else [], "coupling_off": found.params.get("coupling") is False,
-        "patched": made.get("patched_files") or [], "guards": made.get("guards") or [], "guards_hold": sum(1 for g in made.get("guards") or [] if g.get("holds")),
+        "patched": made.get("patched_files") or [], "guards": made.get("guards") or [], "guards_hold": sum(1 for g in made.get("guards") or []
+                                                                                                           if g.get("holds")),
         "download_bytes": sum(downloads) if downloads else None, "same_versions": not changed, "stale": made_long_ago(found),
         "copy_list": "\n".join(f"{p['name']} {p.get('old') or 'absent'} -> {p.get('new') or 'removed'}" for p in changed),
         "post_to": reverse("plan_redeploy", args=[found.number]),
-        "waiting": Job.objects.filter(service=found.service, state__in=job_story.OPEN_STATES).exclude(type__in=("plan", "integrity", "warmup")).first(),
+        "waiting": Job.objects.filter(service=found.service, state__in=job_story.OPEN_STATES).exclude(type__in=("plan", "integrity",
+                                                                                                                "warmup")).first(),
     }
 
 
@@ -106,7 +109,8 @@ def _phases(estimate: dict[str, Any] | None) -> list[dict[str, Any]]:
         {"share": shares[0], "kind": "b-done", "title": "Build and verify beside", "seconds": before, "words": "the live release serves on"},
         {"share": shares[1], "kind": "b-down", "title": "Stop, switch, start, warm up", "seconds": down, "low": low, "high": high,
          "words": f"requests are refused; {estimate['from']}" if estimate else "requests are refused"},
-        {"share": shares[2], "kind": "b-done", "title": "Smoke tests, sweep, purge, report", "seconds": after, "words": "serves, but the sweep takes the GPUs"},
+        {"share": shares[2], "kind": "b-done", "title": "Smoke tests, sweep, purge, report", "seconds": after,
+         "words": "serves, but the sweep takes the GPUs"},
     ]
 
 

@@ -84,7 +84,8 @@ def _releases(found: Service, card: dict[str, Any]) -> list[dict[str, Any]]:
         versions = {p["name"]: p.get("new") for p in ((job.result or {}).get("plan") or {}).get("packages", [])}
         run = job.runs.filter(state="done").prefetch_related("levels").first()
         levels = {lv.concurrency: lv.output_tok_s for lv in run.levels.all()} if run else {}
-        rows[after] = {"name": after, "job": job, "href": job_href(job), "vllm": versions.get("vllm"), "flashinfer": versions.get("flashinfer-python"),
+        rows[after] = {"name": after, "job": job, "href": job_href(job), "vllm": versions.get("vllm"),
+                       "flashinfer": versions.get("flashinfer-python"),
                        "warmup_s": ((job.result or {}).get("warmup") or {}).get("total_s") if job.state != JobState.FAILED else None,
                        "single": levels.get(1), "best": max((v for v in levels.values() if v is not None), default=None), "run": run,
                        "current": after == card["release"], "failed": job.state in (JobState.FAILED, JobState.INTERRUPTED)}

@@ -70,6 +70,7 @@ export class LogView {
     });
     this.view.addEventListener("scroll", () => this.#scrolled());
     new ResizeObserver(() => { this.#columns = 0; this.#tops = null; this.#soon(); }).observe(this.view);
+    addEventListener("hashchange", () => this.#jumpToHash());
     this.#labels();
   }
   // All text up to now; events of the stream that came meanwhile are added after it, those that it has already are not.
@@ -231,7 +232,8 @@ export class LogView {
   #reveal() { this.follow = false; this.#labels(); this.view.scrollTop = Math.max(0, this.#top(this.hits[this.hit]) - this.view.clientHeight / 2); }
   #jumpToHash() {
     const match = /^#L([\d,]+)$/.exec(location.hash);
-    if (!match) return false;
+    if (!match || !this.shown || !this.block.isConnected) return false;
+    this.block.scrollIntoView({ block: "nearest" });
     const n = Math.min(this.lines.length, Number(match[1].replaceAll(",", ""))) - 1;
     this.follow = false; this.#labels();
     this.view.scrollTop = Math.max(0, this.#top(n) - this.view.clientHeight / 2);

@@ -57,7 +57,7 @@ async function openSweep() {
   const found = JSON.parse(data.textContent);
   if (sweep && sweep.run === found.run && sweep.seq > found.seq) { sweep.points = found.points; sweep.before = found.before; } else {
     sweep = found;
-    level = found.seconds.c === null ? null : { ...found.seconds, latest: level?.c === found.seconds.c ? level.latest : null };
+    level = found.seconds.c === null ? null : { ...found.seconds };
   }
   charts ??= await import("./charts.js");
   drawSweep();

@@ -10,12 +10,12 @@ function drawHistory() {
   const rows = history.series[chosen] ?? [], goal = history.target.length === 2 && chosen === "1" ? history.target : null;
   const values = rows.map((r) => r.tput), low = Math.min(...values, ...(goal ?? [])), high = Math.max(...values, ...(goal ?? []));
   const pad = Math.max((high - low) * 0.25, high * 0.06), changes = rows.filter((r, n) => n === 0 || r.release !== rows[n - 1].release);
-  const short = (name) => (name ?? "").replace(/^\d{8}-?\d{6}-/, "").replace(/\+.*$/, "").split(".").at(-1);
+  const short = (name) => (name ?? "").replace(/^\d{8}-?\d{6}-/, "").replace(/[-+]practice$/, "").split(".").at(-1);
   chart("history", () => ({
     data: [{ type: "scatter", mode: "lines+markers", x: rows.map((r) => r.at), y: values, cliponaxis: false, text: rows.map((r) => `${r.release || "release not known"}${r.job ? `, #${r.job}` : ""}${r.short ? ", short" : ""}`),
       line: { color: token("series-1"), width: 1.5, shape: "hv" }, marker: { color: token("series-1"), size: 7, symbol: rows.map((r) => r.short ? "circle-open" : "circle"), line: { color: rows.map((r) => token(r.short ? "series-1" : "surface")), width: 1.5 } },
       hovertemplate: "<b>%{y:,.1f} tok/s</b><br>%{text}<br>%{x|%-d %b %H:%M}<extra></extra>" }],
-    layout: { margin: { l: 52, r: 76, t: 30, b: 32 }, xaxis: { type: "date", nticks: 6, ...(rows.length === 1 ? { range: [new Date(Date.parse(rows[0].at) - 36e5).toISOString(), new Date(Date.parse(rows[0].at) + 36e5).toISOString()] } : {}) },
+    layout: { margin: { l: 52, r: 76, t: 30, b: 32 }, xaxis: { type: "date", nticks: 6, tickformat: Date.parse(rows.at(-1).at) - Date.parse(rows[0].at) > 2 * 864e5 ? "%-d %b" : "%-d %b %H:%M", ...(rows.length === 1 ? { range: [new Date(Date.parse(rows[0].at) - 36e5).toISOString(), new Date(Date.parse(rows[0].at) + 36e5).toISOString()] } : {}) },
       yaxis: { range: [Math.max(0, low - pad), high + pad], rangemode: "normal" },
       shapes: goal ? [{ type: "rect", xref: "paper", x0: 0, x1: 1, y0: goal[0], y1: goal[1], fillcolor: token("chart-floor"), line: { width: 0 }, layer: "below" }, target(goal[1], "").shape] : [],
       annotations: [unit("tok/s"), ...(history.practice ? [practiceMark()] : []), ...(goal ? [{ ...target(0, "").note, x: 1, y: (goal[0] + goal[1]) / 2, yanchor: "middle", xshift: 8, text: `target<br>${goal[0]}–${goal[1]}`, align: "left" }] : []),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,62 +22,84 @@ from ops.services.warmup import PHASES
 
 GIB = 2**30
 OLD, NEW = "20260227-181500-0.16.0rc2.dev313-practice", "20260302-102208-0.16.0rc2.dev344-practice"
-LEVELS = {1: (61.0, 8.4, 8.4, None, 210.0), 8: (277.0, 14.8, 14.7, 15.3, 340.0), 32: (690.0, 23.7, 23.6, 24.6, 710.0), 128: (1239.0, 52.8, 52.6, 54.6, 1940.0)}
+LEVELS = {1: (61.0, 8.4, 8.4, None, 210.0), 8: (277.0, 14.8, 14.7, 15.3, 340.0), 32: (690.0, 23.7, 23.6, 24.6, 710.0),
+          128: (1239.0, 52.8, 52.6, 54.6, 1940.0)}
 TOOK = {"start": 46.0, "load": 439.0, "compile": 112.0, "kv_cache": 26.0, "autotune": 9.0, "capture": 134.0, "listening": 3.0, "healthy": 3.0}
-STEPS = (("plan", "Plan", False), ("preflight", "Preflight", False), ("build", "Build", False), ("verify", "Verify", False), ("shelf", "Keep patches", False),
+STEPS = (("plan", "Plan", False), ("preflight", "Preflight", False), ("build", "Build", False), ("verify", "Verify", False),
+         ("shelf", "Keep patches", False),
          ("stop", "Stop", True), ("gpus-free", "GPUs free", True), ("switch", "Switch", True), ("start", "Start", True), ("warmup", "Warmup", True),
          ("smoke", "Smoke tests", False), ("sweep", "Sweep", False), ("purge", "Purge", False), ("report", "Report", False))
 DURATIONS = {"plan": 11.2, "preflight": 4.1, "build": 161.0, "verify": 39.0, "shelf": 2.2, "stop": 9.1, "gpus-free": 3.0, "switch": 0.2, "start": 2.0,
              "warmup": 772.0, "smoke": 23.0, "sweep": 1555.0, "purge": 2.0, "report": 0.4}
-NOTES = {"plan": "11 packages change", "preflight": "9 checked", "build": NEW, "verify": "8,412 files match RECORD", "shelf": "4 files saved", "stop": "pid 20411 ended",
+NOTES = {"plan": "11 packages change", "preflight": "9 checked", "build": NEW, "verify": "8,412 files match RECORD", "shelf": "4 files saved",
+         "stop": "pid 20411 ended",
          "gpus-free": "8 GPUs at 0 MiB", "switch": NEW, "start": "pid 20533", "warmup": "healthy after 12:52 min", "smoke": "4 of 4 passed",
          "sweep": "up to 1,239 tok/s", "purge": "35 files, 65 MB freed"}
 PATCHED = [{"package": "vllm", "path": f"vllm/model_executor/{name}", "change": "changed", "sha256": "a" * 64, "size_bytes": size, "note": ""}
-           for name, size in (("models/deepseek_v2.py", 81234), ("model_loader/gguf_loader.py", 12210), ("model_loader/weight_utils.py", 40110), ("config.py", 9120))]
+           for name, size in (("models/deepseek_v2.py", 81234), ("model_loader/gguf_loader.py", 12210), ("model_loader/weight_utils.py", 40110),
+                              ("config.py", 9120))]
 GUARDS = [{"guard": {"kind": "key_absent", "file": file, "key": key, "value": None}, "holds": True, "explains": f"`{key}` is not in `{file}`",
            "path": f"/data/models/Kimi-K2.5-NVFP4/{file}", "sha256": "b" * 64, "fix": "", "found": None}
           for file, key in (("config.json", "kv_cache_scheme"), ("hf_quant_config.json", "kv_cache_quant_algo"))]
-VERSIONS = {"vllm": "0.16.0rc2.dev313+practice", "flashinfer-python": "0.6.3+practice", "flashinfer-cubin": "0.6.3+practice", "torch": "2.9.1+practice"}
+VERSIONS = {"vllm": "0.16.0rc2.dev313+practice", "flashinfer-python": "0.6.3+practice", "flashinfer-cubin": "0.6.3+practice",
+            "torch": "2.9.1+practice"}
 MISMATCH = {"level": "stop", "packages": {"flashinfer-python": "0.6.4+practice", "flashinfer-cubin": "0.6.3+practice"},
             "title": "Packages do not agree: `flashinfer-python` is 0.6.4+practice, `flashinfer-cubin` is 0.6.3+practice",
-            "why": "`import flashinfer` raises RuntimeError: flashinfer-cubin must have exactly the version of flashinfer-python, so the service cannot start",
-            "fix": "Install `flashinfer-cubin==0.6.4`, then start the service again", "action": {"do": "install", "package": "flashinfer-cubin", "version": "0.6.4"}}
+            "why": "`import flashinfer` raises RuntimeError: flashinfer-cubin must have exactly the version of flashinfer-python, so the service "
+                   "cannot start",
+            "fix": "Install `flashinfer-cubin==0.6.4`, then start the service again", "action": {"do": "install", "package": "flashinfer-cubin",
+                                                                                                 "version": "0.6.4"}}
+DECISIVE = ("RuntimeError: flashinfer-cubin version (0.6.3) does not match flashinfer version (0.6.4). "
+            "Please install the same version of both packages.")
 RECORD = {
-    "name": "kimi-k25", "root": "/srv/roundhouse/node/services/kimi-k25", "model_path": "/data/models/Kimi-K2.5-NVFP4", "served_model_name": "kimi-k2.5",
+    "name": "kimi-k25", "root": "/srv/roundhouse/node/services/kimi-k25", "model_path": "/data/models/Kimi-K2.5-NVFP4",
+    "served_model_name": "kimi-k2.5",
     "base_url": "http://127.0.0.1:8000", "flags": ["--tensor-parallel-size", "8", "--gpu-memory-utilization", "0.92", "--max-model-len", "131072",
                                                    "--reasoning-parser", "kimi_k2", "--tool-call-parser", "kimi_k2"],
-    "gpus": list(range(8)), "guards": [g["guard"] for g in GUARDS], "artifact_roots": ["/srv/roundhouse/practice/tmp"], "target_tok_s": [40, 50], "practice": True,
+    "gpus": list(range(8)), "guards": [g["guard"] for g in GUARDS], "artifact_roots": ["/srv/roundhouse/practice/tmp"], "target_tok_s": [40, 50],
+    "practice": True,
 }
 CHANNEL = {"name": "practice", "kind": "wheelhouse", "wheelhouse": "/srv/roundhouse/practice/wheels", "practice": True}
-ARTIFACTS = [{"path": f"/srv/roundhouse/practice/tmp/dbg_layer{n}_000.pt", "size_bytes": 1_863_000, "kind": "debug-tensor", "mtime_ns": 1, "inode": n, "device": 1,
+ARTIFACTS = [{"path": f"/srv/roundhouse/practice/tmp/dbg_layer{n}_000.pt", "size_bytes": 1_863_000, "kind": "debug-tensor", "mtime_ns": 1, "inode": n,
+              "device": 1,
               "uid": 1000, "open_by": [], "safe": True, "why": ""} for n in range(35)]
 
 
 def packages() -> list[dict[str, Any]]:
-    changed = [("vllm", "0.16.0rc2.dev313+practice", "0.16.0rc2.dev344+practice", "asked for"), ("flashinfer-python", "0.6.3+practice", "0.6.4+practice", "vllm needs it"),
+    changed = [("vllm", "0.16.0rc2.dev313+practice", "0.16.0rc2.dev344+practice", "asked for"), ("flashinfer-python", "0.6.3+practice",
+                                                                                                 "0.6.4+practice", "vllm needs it"),
                ("flashinfer-cubin", "0.6.3+practice", "0.6.4+practice", "coupled with flashinfer-python, added by Roundhouse"),
                ("transformers", "4.57.3+practice", "4.57.6+practice", "vllm needs it"), ("xgrammar", None, "0.1.30+practice", "vllm needs it")]
-    rows = [{"name": n, "old": o, "new": v, "change": "changed" if o else "added", "why": w, "file": f"{n}.whl", "sha256": "c" * 64, "size_bytes": 5_000_000}
+    rows = [{"name": n, "old": o, "new": v, "change": "changed" if o else "added", "why": w, "file": f"{n}.whl", "sha256": "c" * 64,
+             "size_bytes": 5_000_000}
             for n, o, v, w in changed]
-    same = ("torch", "numpy", "pydantic", "fastapi", "openai", "httpx", "uvicorn", "safetensors", "tokenizers")
-    return rows + [{"name": n, "old": "1.2.3+practice", "new": "1.2.3+practice", "change": "same", "why": "vllm needs it", "file": f"{n}.whl", "sha256": "d" * 64,
-                    "size_bytes": 1_000_000} for n in same]
+    same = ("numpy", "pydantic", "fastapi", "openai", "httpx", "uvicorn", "safetensors", "tokenizers")
+    return rows + [{"name": n, "old": "1.2.3+practice", "new": "1.2.3+practice", "change": "same", "why": "vllm needs it", "file": f"{n}.whl",
+                    "sha256": "d" * 64,
+                    "size_bytes": 1_000_000} for n in same] + [
+        {"name": "torch", "old": "2.9.1+practice", "new": "2.9.1+practice", "change": "same", "why": "vllm needs it", "file": "torch.whl",
+         "sha256": "d" * 64, "size_bytes": None}]
 
 
 def plan(*, coupling: bool = True) -> dict[str, Any]:
     rows = packages()
     findings = [
-        {"level": "warning", "title": "4 files differ from what was installed, in `vllm`", "why": "The new release is built from pristine wheels: these edits will not be in it",
+        {"level": "warning", "title": "4 files differ from what was installed, in `vllm`",
+         "why": "The new release is built from pristine wheels: these edits will not be in it",
          "fix": "They are saved to the patch shelf before the switch"},
         {"level": "note", "title": "All 2 guards hold", "why": "", "fix": ""}]
     if not coupling:
         rows[2] = {**rows[2], "new": rows[2]["old"], "change": "same", "why": "nothing asks for another one"}
-        findings.insert(0, {"level": "warning", "title": MISMATCH["title"], "why": f"Coupling is off. {MISMATCH['why']}. The new release will crash at its start, and the job "
+        findings.insert(0, {"level": "warning", "title": MISMATCH["title"],
+                            "why": f"Coupling is off. {MISMATCH['why']}. The new release will crash at its start, and the job "
                             "will go back to the last good one", "fix": "Make the plan with coupled packages completed"})
-    return {"service": "kimi-k25", "channel": "practice", "requirements": ["vllm"], "version": "0.16.0rc2.dev344+practice", "wanted_version": None, "coupling": coupling,
-            "options": {}, "python": {"path": "/usr/bin/python3.12", "version": "3.12.1"}, "release": NEW, "created_at": time.time(), "current": OLD, "practice": True,
+    return {"service": "kimi-k25", "channel": "practice", "requirements": ["vllm"], "version": "0.16.0rc2.dev344+practice", "wanted_version": None,
+            "coupling": coupling,
+            "options": {}, "python": {"path": "/usr/bin/python3.12", "version": "3.12.1"}, "release": NEW, "created_at": time.time(), "current": OLD,
+            "practice": True,
             "packages": rows, "findings": findings, "patched_files": PATCHED, "guards": GUARDS, "artifacts": ARTIFACTS,
-            "disk": {"path": "/srv", "needed_bytes": 11_400_000_000, "free_bytes": 412_000_000_000, "estimate": False}, "input_state": "e" * 64, "hash": "f" * 64,
+            "disk": {"path": "/srv", "needed_bytes": 11_400_000_000, "free_bytes": 412_000_000_000, "estimate": False}, "input_state": "e" * 64,
+            "hash": "f" * 64,
             "estimate": {"warmup_s": None, "warmups": 0}}
 
 
@@ -84,12 +107,16 @@ def gpus(*, used_gib: float = 88.4, utilization: float = 91.0, stray: bool = Fal
     rows = []
     for n in range(8):
         held = round((used_gib - 0.1 * (n % 2)) * GIB)
-        processes = [{"pid": 20660 + n, "used_bytes": held, "user": "llm", "command": "VLLM::Worker", "service": "kimi-k25", "started_at": None}] if held else []
+        processes = [{"pid": 20660 + n, "used_bytes": held, "user": "llm", "command": "VLLM::Worker", "service": "kimi-k25",
+                      "started_at": None}] if held else []
         if stray and n == 7:
-            processes.append({"pid": 41877, "used_bytes": round(0.9 * GIB), "user": "llm", "command": "python3 notebook.py", "service": None, "started_at": None})
+            processes.append({"pid": 41877, "used_bytes": round(0.9 * GIB), "user": "llm", "command": "python3 notebook.py", "service": None,
+                              "started_at": None})
         rows.append({"index": n, "uuid": f"GPU-{n}", "name": "NVIDIA RTX PRO 6000 Blackwell 96 GB", "total_bytes": round(95.6 * GIB),
-                     "used_bytes": sum(p["used_bytes"] for p in processes), "utilization": utilization + n % 3, "temperature_c": 60 + n % 5, "power_w": 421.0 + 2 * n,
-                     "power_limit_w": 600.0, "pcie_gen": 5, "pcie_width": 4 if stray and n == 3 else 16, "pcie_max_width": 16, "compute_capability": "12.0",
+                     "used_bytes": sum(p["used_bytes"] for p in processes), "utilization": utilization + n % 3, "temperature_c": 60 + n % 5,
+                     "power_w": 421.0 + 2 * n,
+                     "power_limit_w": 600.0, "pcie_gen": 5, "pcie_width": 4 if stray and n == 3 else 16, "pcie_max_width": 16,
+                     "compute_capability": "12.0",
                      "throttle": [], "error": None, "processes": processes})
     return {"gpus": rows, "driver": "580.95.05", "cuda": "13.0", "source": source, "problem": None}
 
@@ -108,12 +135,14 @@ class Story:
 
     def node(self, *, silent: bool = False, **readings: Any) -> Node:
         snapshot = gpus(**readings)
-        seen = timezone.now() - timezone.timedelta(minutes=7) if silent else timezone.now()  # type: ignore[attr-defined]
+        seen = timezone.now() - timedelta(minutes=7) if silent else timezone.now()
         self.the_node, _ = Node.objects.update_or_create(name="practice", defaults={
             "practice": True, "announced_at": seen, "seen_at": seen,
-            "facts": {"driver": snapshot["driver"], "cuda": "13.0", "gpus": [{"index": g["index"], "name": g["name"], "total_bytes": g["total_bytes"]} for g in snapshot["gpus"]],
+            "facts": {"driver": snapshot["driver"], "cuda": "13.0",
+                      "gpus": [{"index": g["index"], "name": g["name"], "total_bytes": g["total_bytes"]} for g in snapshot["gpus"]],
                       "kernel": "6.8.0-45-generic", "python": "3.12.1", "roundhouse": "0.1.0", "problem": None},
-            "telemetry": {"node": "practice", "at": seen.timestamp(), "gpus": snapshot, "services": {}, "disk": {"path": "/srv", "total_bytes": 2 * 10**12, "used_bytes": 10**12,
+            "telemetry": {"node": "practice", "at": seen.timestamp(), "gpus": snapshot, "services": {},
+                          "disk": {"path": "/srv", "total_bytes": 2 * 10**12, "used_bytes": 10**12,
                                                                                                                    "free_bytes": 10**12}}})
         return self.the_node
 
@@ -121,11 +150,14 @@ class Story:
         versions = {**VERSIONS, **({"flashinfer-python": "0.6.4+practice"} if mismatch else {})}
         self.the_service, _ = Service.objects.update_or_create(node=self.the_node, name="kimi-k25", defaults={
             "record": records.ServiceRecord.from_dict(RECORD).as_dict(), "state": state, "practice": True, "changed_at": timezone.now(),
-            "status": {"state": state, "pid": 20533 if state in ("healthy", "starting") else None, "start_ticks": 1, "started_at": time.time() - 7200, "release": release,
-                       "exit_code": 1 if state == "failed" else None, "log_path": "/srv/roundhouse/node/services/kimi-k25/logs/serve.log", "detail": detail},
+            "status": {"state": state, "pid": 20533 if state in ("healthy", "starting") else None, "start_ticks": 1, "started_at": time.time() - 7200,
+                       "release": release,
+                       "exit_code": 1 if state == "failed" else None, "log_path": "/srv/roundhouse/node/services/kimi-k25/logs/serve.log",
+                       "detail": detail},
             "packages": {"versions": versions, "coupling": [MISMATCH] if mismatch else [], "release": release, "guards": GUARDS,
                          "patched": {"files": PATCHED if patched else [], "checked_at": time.time() - 900}}})
-        self.the_channel, _ = Channel.objects.update_or_create(name="practice", defaults={"record": records.Channel.from_dict(CHANNEL).as_dict(), "practice": True})
+        self.the_channel, _ = Channel.objects.update_or_create(name="practice", defaults={"record": records.Channel.from_dict(CHANNEL).as_dict(),
+                                                                                          "practice": True})
         return self.the_service
 
     # ---- jobs ----
@@ -133,13 +165,15 @@ class Story:
     def job(self, type: str, *, ago_s: float = 0.0, params: dict[str, Any] | None = None, claimed: bool = True,
             steps: Any = (), state: str | None = None) -> Job:
         self.number += 1
-        job = Job.objects.create(number=self.number, type=type, node=self.the_node, service=self.the_service, params=params or {}, by=self.user, practice=True,
+        job = Job.objects.create(number=self.number, type=type, node=self.the_node, service=self.the_service, params=params or {}, by=self.user,
+                                 practice=True,
                                  envelope={"snapshot": {"channel": CHANNEL}})
         self.at = time.time() - ago_s
-        Job.objects.filter(pk=job.pk).update(created_at=timezone.datetime.fromtimestamp(self.at, timezone.get_current_timezone()))  # type: ignore[attr-defined]
+        Job.objects.filter(pk=job.pk).update(created_at=datetime.fromtimestamp(self.at, UTC))
         self.seq[str(job.pk)] = 0
         if claimed:
-            self.say(job, EventType.JOB_CLAIMED, type=type, service="kimi-k25", params=job.params, locks=[], fence={}, by="admin", boot_id="b", pid=1, start_time=1,
+            self.say(job, EventType.JOB_CLAIMED, type=type, service="kimi-k25", params=job.params, locks=[], fence={}, by="admin", boot_id="b", pid=1,
+                     start_time=1,
                      steps=[{"name": n, "title": t, "downtime": d} for n, t, d in steps])
             self.say(job, EventType.JOB_STARTED, pid=2, start_time=2)
         return job
@@ -157,9 +191,11 @@ class Story:
         assert job.last_seq == self.seq[str(job.pk)]
         return job
 
-    def step(self, job: Job, name: str, *, outcome: str = "done", note: str | None = None, log: str = "", index: int = 0, end: bool = True, took: float | None = None) -> None:
+    def step(self, job: Job, name: str, *, outcome: str = "done", note: str | None = None, log: str = "", index: int = 0, end: bool = True,
+             took: float | None = None) -> None:
         title = next((t for n, t, _ in STEPS if n == name), name.capitalize())
-        self.say(job, EventType.STEP_STARTED, step=name, title=title, index=next((i for i, (n, _, _) in enumerate(STEPS) if n == name), index), deadline_s=600)
+        self.say(job, EventType.STEP_STARTED, step=name, title=title, index=next((i for i, (n, _, _) in enumerate(STEPS) if n == name), index),
+                 deadline_s=600)
         if log:
             self.say(job, EventType.STEP_LOG, step=name, text=log, dropped_bytes=0)
         if end:
@@ -172,7 +208,8 @@ class Story:
 
     def end(self, job: Job, state: str = "succeeded", *, reason: str = "", rollback: str = "none", error: Any = None, duration_s: float = 60.0,
             downtime_s: float | None = None) -> Job:
-        self.say(job, EventType.JOB_FINISHED, state=state, reason=reason, reason_kind="expected" if reason else "", rollback=rollback, error=error, duration_s=duration_s,
+        self.say(job, EventType.JOB_FINISHED, state=state, reason=reason, reason_kind="expected" if reason else "", rollback=rollback, error=error,
+                 duration_s=duration_s,
                  downtime_s=downtime_s)
         return self.tell(job)
 
@@ -189,7 +226,8 @@ class Story:
         self.at += 11
         self.finish_step(job, "plan", note="5 of 14 packages change")
         self.say(job, EventType.STEP_STARTED, step="preflight", title="Preflight", index=1, deadline_s=300)
-        for level, title, why in (("ok", "The service answers", ""), ("ok", "8 of 8 GPUs can be read", ""), ("note", "`trust_remote_code` is not set", "The model needs none")):
+        for level, title, why in (("ok", "The service answers", ""), ("ok", "8 of 8 GPUs can be read", ""), ("note", "`trust_remote_code` is not set",
+                                                                                                             "The model needs none")):
             self.say(job, EventType.FINDING, subject="preflight", level=level, title=title, why=why, fix="")
         self.finish_step(job, "preflight", took=4.0)
         return self.end(job, duration_s=15.3)
@@ -221,7 +259,8 @@ class Story:
         self.say(job, EventType.STEP_STARTED, step="warmup", title="Warmup", index=9, deadline_s=7200)
         self.say(job, EventType.STEP_LOG, step="warmup", text=warmup_log(), dropped_bytes=0)
         for name, _ in PHASES:
-            detail = {"start": "8 workers, TP 8", "load": "119 of 119 shards, 71.84 GiB a GPU", "compile": "Dynamo done in 14.3 s; compiling range 1–8192"}.get(name, "")
+            detail = {"start": "8 workers, TP 8", "load": "119 of 119 shards, 71.84 GiB a GPU",
+                      "compile": "Dynamo done in 14.3 s; compiling range 1–8192"}.get(name, "")
             if name == until:
                 self.phase(job, name, "running", detail=detail, done=50, total=61)
                 return
@@ -232,8 +271,10 @@ class Story:
                  phases=[{"phase": n, "title": t, "took_s": TOOK[n]} for n, t in PHASES])
 
     def smoke(self, job: Job, *, failing: bool = False) -> None:
-        rows = (("fact", "Factual question", "“…the capital of Australia is Canberra.”", 3.1), ("code", "Code generation", "parses as Python; `is_prime(97)` is True", 8.2),
-                ("reasoning", "Reasoning present", "214 reasoning tokens, then 88 of content", 5.0), ("tool", "Tool call", "`get_weather({\"city\": \"Paris\"})`, well formed", 4.4))
+        rows = (("fact", "Factual question", "“…the capital of Australia is Canberra.”", 3.1), ("code", "Code generation",
+                                                                                                "parses as Python; `is_prime(97)` is True", 8.2),
+                ("reasoning", "Reasoning present", "214 reasoning tokens, then 88 of content", 5.0),
+                ("tool", "Tool call", "`get_weather({\"city\": \"Paris\"})`, well formed", 4.4))
         for name, title, summary, took in rows:
             bad = failing and name == "tool"
             self.say(job, EventType.SMOKE_RESULT, name=name, title=title, outcome="failed" if bad else "passed", took_s=took, detail="",
@@ -243,24 +284,31 @@ class Story:
         """A sweep with all levels, or one that is `seconds` into level `until`."""
         run_id = str(uuid.uuid4())
         asked = {1: 30, 8: 100, 32: 160, 128: 640}
-        self.say(job, EventType.SWEEP_STARTED, run_id=run_id, preset="story", concurrencies=list(LEVELS), requests=list(asked.values()), max_tokens=512, model="kimi-k2.5",
-                 endpoint="http://127.0.0.1:8000", practice=True, short=False, started_at=self.at, settings={"preset": "story", "max_tokens": 512, "requests": list(asked.values())},
+        self.say(job, EventType.SWEEP_STARTED, run_id=run_id, preset="story", concurrencies=list(LEVELS), requests=list(asked.values()),
+                 max_tokens=512, model="kimi-k2.5",
+                 endpoint="http://127.0.0.1:8000", practice=True, short=False, started_at=self.at, settings={"preset": "story", "max_tokens": 512,
+                                                                                                             "requests": list(asked.values())},
                  fingerprint={})
         for c, (tput, mean, p50, p99, ttft) in LEVELS.items():
             self.say(job, EventType.LEVEL_STARTED, run_id=run_id, concurrency=c, requests=asked[c], started_at=self.at)
             if c == until:
                 for second in range(seconds):
                     rise = min(1.0, second / 12)
-                    self.say(job, EventType.LEVEL_SECOND, run_id=run_id, concurrency=c, second=second, output_tok_s=round(tput * rise + (second * 7919 % 31) - 15) if second else 0,
+                    self.say(job, EventType.LEVEL_SECOND, run_id=run_id, concurrency=c, second=second,
+                             output_tok_s=round(tput * rise + (second * 7919 % 31) - 15) if second else 0,
                              in_flight=c, finished=second * 3, errors=0, ttft_p50_ms=ttft, icl_p50_ms=12.0, e2e_mean_s=mean if second > 12 else None,
                              throughput_so_far_tok_s=tput * rise, power_w=3420.0)
                 return run_id
             self.say(job, EventType.LEVEL_FINISHED, run_id=run_id, metrics={
-                "concurrency": c, "requests": asked[c], "sent": asked[c], "finished": asked[c], "errors": 0, "output_tok_s": tput * scale, "e2e_mean_s": mean / scale,
-                "e2e_p50_s": p50 / scale, "e2e_p90_s": p50 * 1.02 / scale, "e2e_p99_s": p99 / scale if p99 else None, "ttft_p50_ms": ttft, "whole_s": 60.0 + c})
+                "concurrency": c, "requests": asked[c], "sent": asked[c], "finished": asked[c], "errors": 0, "output_tok_s": tput * scale,
+                "e2e_mean_s": mean / scale,
+                "e2e_p50_s": p50 / scale, "e2e_p90_s": p50 * 1.02 / scale, "e2e_p99_s": p99 / scale if p99 else None, "ttft_p50_ms": ttft,
+                "whole_s": 60.0 + c})
         self.say(job, EventType.SWEEP_FINISHED, run_id=run_id, result={
-            "state": "done", "warnings": [], "settings": {"preset": "story", "concurrencies": list(LEVELS), "requests": list(asked.values()), "max_tokens": 512, "seed": 1},
-            "fingerprint": {"packages": {**VERSIONS, "vllm": "0.16.0rc2.dev344+practice"}, "gpus": [{"name": "RTX PRO 6000 Blackwell", "driver": "580.95.05"}] * 8,
+            "state": "done", "warnings": [], "settings": {"preset": "story", "concurrencies": list(LEVELS), "requests": list(asked.values()),
+                                                          "max_tokens": 512, "seed": 1},
+            "fingerprint": {"packages": {**VERSIONS, "vllm": "0.16.0rc2.dev344+practice"},
+                            "gpus": [{"name": "RTX PRO 6000 Blackwell", "driver": "580.95.05"}] * 8,
                             "flags": RECORD["flags"], "kernel": "6.8.0-45-generic"}})
         return run_id
 
@@ -289,14 +337,16 @@ class Story:
 
     def report(self, made: dict[str, Any], *, finished: bool) -> dict[str, Any]:
         """`ops.report.make` on what was said so far."""
-        facts: dict[str, Any] = {"previous": OLD, "release": NEW, "files_checked": 8412, "shelf": "/srv/roundhouse/node/services/kimi-k25/shelf/20260302-102208",
+        facts: dict[str, Any] = {"previous": OLD, "release": NEW, "files_checked": 8412,
+                                 "shelf": "/srv/roundhouse/node/services/kimi-k25/shelf/20260302-102208",
                                  "guards": GUARDS, "finished": ["build"] if finished else [], "said": {EventType.PLAN_MADE: made}}
         for event in self.events:
             if event.type in report.KEPT_ONE:
                 facts["said"][event.type] = event.data
             elif event.type in report.KEPT_ALL:
                 facts["said"].setdefault(event.type, []).append(event.data)
-        return report.make(SimpleNamespace(facts=facts, the_service=records.ServiceRecord.from_dict(RECORD), config=SimpleNamespace(name="practice")))  # type: ignore[arg-type]
+        return report.make(SimpleNamespace(facts=facts, the_service=records.ServiceRecord.from_dict(RECORD),
+                                           config=SimpleNamespace(name="practice")))  # type: ignore[arg-type]
 
     def failed_redeploy(self, *, ago_s: float = 1800.0, rollback: str = "done") -> Job:
         """Coupling was off: it crashed while it started, was diagnosed, and rolled back."""
@@ -307,11 +357,13 @@ class Story:
         self.say(job, EventType.STEP_LOG, step="warmup", text=crash_log(), dropped_bytes=0)
         self.phase(job, "start", "running")
         self.at += 27
-        decisive = "RuntimeError: flashinfer-cubin version (0.6.3) does not match flashinfer version (0.6.4). Please install the same version of both packages."
+        decisive = DECISIVE
         lines = crash_log().splitlines()
         number = next(n for n, line in enumerate(lines, start=1) if "does not match" in line)
-        self.say(job, EventType.DIAGNOSIS, fault=True, line=number, text=decisive, kind="coupled packages differ", preflight=True, state="failed", lines=len(lines),
-                 diagnosis="flashinfer-cubin 0.6.3 does not match flashinfer 0.6.4: the two must have the same version", rule="flashinfer-cubin-version",
+        self.say(job, EventType.DIAGNOSIS, fault=True, line=number, text=decisive, kind="coupled packages differ", preflight=True, state="failed",
+                 lines=len(lines),
+                 diagnosis="flashinfer-cubin 0.6.3 does not match flashinfer 0.6.4: the two must have the same version",
+                 rule="flashinfer-cubin-version",
                  fix="Install the version that matches: `uv pip install --python ENV flashinfer-cubin==0.6.4`, then start the service again",
                  context=[{"number": n, "text": lines[n - 1]} for n in range(number - 3, number + 4)])
         self.finish_step(job, "warmup", outcome="failed", note=decisive, took=27.0)
@@ -327,7 +379,8 @@ class Story:
             self.say(job, EventType.DOWNTIME_ENDED, service="kimi-k25", seconds=1611.0, release=OLD)
             self.say(job, EventType.STEP_UNDONE, step="stop", outcome="done", duration_s=780.0, note=f"kimi-k25 answers again on {OLD}")
         else:
-            self.say(job, EventType.STEP_UNDONE, step="stop", outcome="failed", duration_s=12.0, note="The old release did not come up: port 8000 is in use")
+            self.say(job, EventType.STEP_UNDONE, step="stop", outcome="failed", duration_s=12.0,
+                     note="The old release did not come up: port 8000 is in use")
         self.say(job, EventType.STEP_STARTED, step="report", title="Report", index=13, deadline_s=60)
         self.finish_step(job, "report", note="", took=0.3)
         return self.end(job, "failed", reason=decisive, rollback=rollback, duration_s=1754.0, downtime_s=1611.0 if rollback == "done" else None,
@@ -356,11 +409,13 @@ class Story:
         self.smoke(job, failing=True)
         self.finish_step(job, "smoke", outcome="failed", note="Smoke tests failed: Tool call", took=20.0)
         made["smoke"] = self.end(job, "failed", reason="Smoke tests failed: Tool call", duration_s=21.0,
-                                 error={"kind": "failed", "what": "Smoke tests failed: Tool call", "why": "1 of 4 answers is not as expected", "hint": "Look at the answer in the log",
+                                 error={"kind": "failed", "what": "Smoke tests failed: Tool call", "why": "1 of 4 answers is not as expected",
+                                        "hint": "Look at the answer in the log",
                                         "facts": {}})
         job = self.job("integrity", ago_s=4000, steps=(("integrity", "Integrity", False),))
         self.say(job, EventType.STEP_STARTED, step="integrity", title="Integrity", index=0, deadline_s=900)
-        self.say(job, EventType.INTEGRITY, path="/srv", distributions=14, files=8412, bytes=1_300_000_000, unhashed=14, clean=False, digest="x", changed=PATCHED, missing=[], extra=[],
+        self.say(job, EventType.INTEGRITY, path="/srv", distributions=14, files=8412, bytes=1_300_000_000, unhashed=14, clean=False, digest="x",
+                 changed=PATCHED, missing=[], extra=[],
                  more={}, problems=[])
         self.finish_step(job, "integrity", note="4 changed, 0 missing, 0 extra of 8,412 files", took=2.4)
         made["integrity"] = self.end(job, duration_s=2.6)
@@ -370,7 +425,8 @@ class Story:
         made["cancelled"] = self.end(job, "cancelled", reason="Cancelled at step `gpus-free`", rollback="done", duration_s=44.0)
         job = self.job("purge", ago_s=3800, steps=(("purge", "Purge", False),))
         self.say(job, EventType.STEP_STARTED, step="purge", title="Purge", index=0, deadline_s=900)
-        self.say(job, EventType.PURGE_RESULT, artifacts=ARTIFACTS, deleted=ARTIFACTS[:33], kept=[{"path": a["path"], "why": "open in pid 4711"} for a in ARTIFACTS[33:]], freed_bytes=61_000_000)
+        self.say(job, EventType.PURGE_RESULT, artifacts=ARTIFACTS, deleted=ARTIFACTS[:33], kept=[{"path": a["path"], "why": "open in pid 4711"}
+                                                                                                 for a in ARTIFACTS[33:]], freed_bytes=61_000_000)
         self.finish_step(job, "purge", note="33 files, 61 MB freed", took=1.0)
         made["partial"] = self.end(job, "partial", reason="2 files were kept", duration_s=1.2)
         job = self.job("integrity", ago_s=3700, steps=(("integrity", "Integrity", False),))
@@ -411,6 +467,17 @@ def failing() -> Story:
     return story
 
 
+def warming() -> Story:
+    """A redeploy in the middle of its warmup, the service not answering; and a plan that is being made."""
+    story = Story()
+    story.node(used_gib=73.4, utilization=33.0)
+    story.service(state="starting")
+    story.redeploy(ago_s=6 * 86400)
+    story.running_warmup()
+    story.plan_job(end=False, ago_s=3)
+    return story
+
+
 def build_log() -> str:
     return ("\x1b[1m\x1b[36mCreating virtual environment\x1b[0m at releases/new\nUsing Python 3.12.1 interpreter at: /usr/bin/python3.12\n"
             "Resolved 14 packages in 31ms\nInstalled 14 packages in 1.20s\n \x1b[32m+\x1b[39m \x1b[1mvllm\x1b[0m==0.16.0rc2.dev344+practice\n")
@@ -419,21 +486,24 @@ def build_log() -> str:
 def warmup_log() -> str:
     lines = ["(APIServer pid=20411) INFO 03-02 10:26:31 [api_server.py:1346] vLLM API server version 0.16.0rc2.dev344+practice",
              "(Worker_TP0 pid=20660) INFO 03-02 10:26:44 [gpu_model_runner.py:3028] Starting to load model /data/models/Kimi-K2.5-NVFP4...",
-             "(Worker_TP0 pid=20660) WARNING 03-02 10:26:45 [modelopt.py:998] Detected ModelOpt NVFP4 checkpoint. The format is experimental and subject to change.",
-             *[f"Loading safetensors checkpoint shards: {n * 100 // 119:3d}% Completed | {n}/119 [{n // 16:02d}:{n * 3 % 60:02d}<00:00,  3.67s/it]" for n in range(1, 120, 7)],
+             "(Worker_TP0 pid=20660) WARNING 03-02 10:26:45 [modelopt.py:998] Detected ModelOpt NVFP4 checkpoint. The format is experimental.",
+             *[f"Loading safetensors checkpoint shards: {n * 100 // 119:3d}% Completed | {n}/119 [{n // 16:02d}:{n * 3 % 60:02d}<00:00,  3.67s/it]"
+               for n in range(1, 120, 7)],
              "(Worker_TP0 pid=20660) INFO 03-02 10:34:01 [default_loader.py:267] Loading weights took 436.61 seconds",
              "(Worker_TP0 pid=20660) INFO 03-02 10:34:19 [backends.py:215] Dynamo bytecode transform time: 14.32 s",
              "<script>alert('a log line is text')</script> \u202eesrever\u202c and \x1b]0;title\x07 gone",
-             *[f"(Worker_TP0 pid=20660) INFO 03-02 10:35:{n:02d} [backends.py:301] Compiling a graph for compile range (1, 8192): {n} of 61" for n in range(8, 60, 3)]]
+             *[f"(Worker_TP0 pid=20660) INFO 03-02 10:35:{n:02d} [backends.py:301] Compiling a graph for compile range (1, 8192): {n} of 61"
+               for n in range(8, 60, 3)]]
     return "\n".join(lines) + "\n"
 
 
 def crash_log() -> str:
     head = [f"(APIServer pid=611582) INFO 03-02 04:11:0{n % 10} [config.py:{n}] Initializing a V1 LLM engine, step {n}" for n in range(40)]
     worker = ["(Worker_TP0 pid=611710) ERROR 03-02 04:11:28 [multiproc_executor.py:751] Traceback (most recent call last):",
-              "(Worker_TP0 pid=611710) ERROR 03-02 04:11:28 [multiproc_executor.py:751]   File \"/srv/current/lib/python3.12/site-packages/flashinfer/jit/env.py\", line 1456",
+              "(Worker_TP0 pid=611710) ERROR 03-02 04:11:28 [multiproc.py:751]   File \".../site-packages/flashinfer/jit/env.py\", line 1456",
               "(Worker_TP0 pid=611710) ERROR 03-02 04:11:28 [multiproc_executor.py:751]     raise RuntimeError(",
-              "(Worker_TP0 pid=611710) ERROR 03-02 04:11:28 [multiproc_executor.py:751] RuntimeError: flashinfer-cubin version (0.6.3) does not match flashinfer version (0.6.4). "
-              "Please install the same version of both packages."]
-    tail = [f"(EngineCore_DP0 pid=611650) ERROR 03-02 04:11:3{n % 10} [core.py:946]   File \".../vllm/v1/engine/core.py\", line {n}, in __init__" for n in range(60)]
-    return "\n".join([*head, *worker, *tail, "(APIServer pid=611582) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"]) + "\n"
+              f"(Worker_TP0 pid=611710) ERROR 03-02 04:11:28 [multiproc_executor.py:751] {DECISIVE}"]
+    tail = [f"(EngineCore_DP0 pid=611650) ERROR 03-02 04:11:3{n % 10} [core.py:946]   File \".../vllm/v1/engine/core.py\", line {n}, in __init__"
+            for n in range(60)]
+    return "\n".join([*head, *worker, *tail,
+                      "(APIServer pid=611582) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"]) + "\n"

@@ -1,0 +1,131 @@
+"""A real console for browsers: uvicorn with collected static files, a state folder of its own, and worlds from the pages' factory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.dashboard.real_console import REPOSITORY, wait_until
+
+ARGS = ["--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-gpu"]
+SEED = """
+import json, sys, django
+django.setup()
+from django.core.management import call_command
+call_command("flush", verbosity=0, interactive=False)
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
+from django.contrib.auth.models import User
+from django.contrib.sessions.backends.db import SessionStore
+from tests.dashboard.pages import factory
+user = User.objects.create_superuser("admin", password="correct horse battery")
+world = sys.argv[1]
+numbers = {}
+if world != "empty":
+    story = getattr(factory, world)()
+from dashboard.models import BenchmarkRun, Job
+session = SessionStore()
+session[SESSION_KEY], session[BACKEND_SESSION_KEY] = str(user.pk), "django.contrib.auth.backends.ModelBackend"
+session[HASH_SESSION_KEY] = user.get_session_auth_hash()
+session.save()
+print(json.dumps({"session": session.session_key, "jobs": [[j.number, j.type, j.state, str(j.pk)] for j in Job.objects.all()],
+                  "runs": [str(r.pk) for r in BenchmarkRun.objects.all()]}))
+"""
+
+
+class BrowserConsole:
+    """`seed` fills the database with a world and signs in; `stop` ends all processes."""
+
+    def __init__(self, state: Path, redis_url: str) -> None:
+        cleaned = {name: value for name, value in os.environ.items() if not name.startswith(("ROUNDHOUSE_", "DJANGO_"))}
+        self.state = state
+        self.environment = {**cleaned, "ROUNDHOUSE_STATE": str(state), "ROUNDHOUSE_REDIS_URL": redis_url, "PYTHONUNBUFFERED": "1",
+                            "DJANGO_SETTINGS_MODULE": "dashboard.settings"}
+        for command in (["migrate", "-v0"], ["collectstatic", "--noinput", "-v0", "-i", "datasets", "-i", "widgetbundle.js", "-i", "templates"]):
+            self._run([sys.executable, "manage.py", *command])
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.seeded: dict[str, Any] = {}
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def _run(self, argv: list[str]) -> str:
+        done = subprocess.run(argv, cwd=REPOSITORY, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def seed(self, world: str) -> dict[str, Any]:
+        """`world`: "empty", or a function of tests/dashboard/pages/factory.py. Gives the session and what there is to look at."""
+        self.seeded = json.loads(self._run([sys.executable, "-c", SEED, world]).splitlines()[-1])
+        return self.seeded
+
+    def start_web(self) -> None:
+        self._start("web", [sys.executable, "-m", "uvicorn", "dashboard.asgi:application", "--host", "127.0.0.1", "--port", str(self.port),
+                            "--log-level", "warning",
+                            "--no-access-log", "--timeout-graceful-shutdown", "3"])
+
+        def answers() -> bool:
+            assert self.processes["web"].poll() is None, self.log("web")
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+        wait_until(answers)
+
+    def start_recorder(self) -> None:
+        self._start("recorder", [sys.executable, "manage.py", "record_events"])
+        wait_until(lambda: b"ready" in (self.state / "recorder.log").read_bytes())
+
+    def _start(self, name: str, argv: list[str]) -> None:
+        with (self.state / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(argv, cwd=REPOSITORY, env=self.environment, stdout=log, stderr=subprocess.STDOUT,
+                                                    stdin=subprocess.DEVNULL)
+
+    def log(self, name: str) -> str:
+        return (self.state / f"{name}.log").read_text()
+
+    def kill(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.send_signal(signal.SIGTERM if name == "recorder" else signal.SIGKILL)
+        process.wait(30)
+
+    def stop(self) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", chromium_sandbox=False, args=ARGS)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def visit(browser: Browser, console: BrowserConsole, *, width: int = 1440, theme: str = "light",
+          signed_in: bool = True) -> Iterator[tuple[Page, list[str]]]:
+    """A page of a browser that is signed in, and the list of every console message and page error that it says."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme, reduced_motion="reduce")  # type: ignore[arg-type]
+    if signed_in:
+        context.add_cookies([{"name": "roundhouse_session", "value": console.seeded["session"], "url": console.address}])
+    page = context.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text} ({message.location.get('url', '')})"))
+    page.on("pageerror", lambda error: said.append(f"error: {error}"))
+    page.on("requestfailed", lambda request: said.append(f"failed: {request.url} {request.failure}") if request.failure != "net::ERR_ABORTED"
+            else None)
+    yield page, said
+    context.close()

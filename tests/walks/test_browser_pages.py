@@ -1,0 +1,141 @@
+"""Every page in a real Chromium: both widths, both themes, empty, full and failing.
+
+Nothing in the console, nothing wider than the window, no weak contrast, a name on everything that can be pressed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from dashboard.embedded_redis import EmbeddedRedis
+from tests.walks.browser_console import BrowserConsole, chromium, visit
+
+pytestmark = pytest.mark.browser
+CONTRAST = (Path(__file__).parents[1] / "dashboard" / "pages" / "contrast.js").read_text()
+PICTURES = os.environ.get("ROUNDHOUSE_PICTURES")  # a folder: pictures of all pages are left there to be looked at
+
+
+DRAWN = "[...document.querySelectorAll('.chart')].filter(e => e.getClientRects().length).every(e => e.querySelector('.main-svg'))"
+UNNAMED = """[...document.querySelectorAll('button, a[href], input:not([type=hidden]), select, textarea')]
+  .filter(e => e.checkVisibility({ visibilityProperty: true, contentVisibilityAuto: true }) && !e.closest('details:not([open]) > :not(summary)'))
+  .filter(e => !(e.innerText || e.getAttribute('aria-label') || e.title || e.labels?.length || '').toString().trim())
+  .map(e => e.outerHTML.slice(0, 90))"""
+
+
+@pytest.fixture(scope="module")
+def console() -> Iterator[BrowserConsole]:
+    folder = Path(tempfile.mkdtemp(prefix="rh-pages-"))
+    server = EmbeddedRedis(folder / "redis").start()
+    made = BrowserConsole(folder, server.url())
+    try:
+        made.start_web()
+        yield made
+    finally:
+        made.stop()
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as launched:
+        yield launched
+
+
+def addresses(world: str, seeded: dict[str, Any]) -> dict[str, str]:
+    """Name of the picture: path."""
+    found = {"fleet": "/", "services": "/services/", "jobs": "/jobs/", "benchmarks": "/benchmarks/", "diagnose": "/diagnose/", "cleanup": "/cleanup/",
+             "settings": "/settings/", "compare": "/benchmarks/compare/"}
+    if world == "empty":
+        return found
+    found |= {"service": "/services/practice/kimi-k25/", "node": "/nodes/practice/", "confirm-restart": "/services/practice/kimi-k25/run/restart/",
+              "confirm-sweep": "/services/practice/kimi-k25/run/sweep/", "confirm-reset": "/services/practice/kimi-k25/run/practice-reset/",
+              "not-found": "/jobs/99999/"}
+    for number, kind, state, _ in seeded["jobs"]:
+        found.setdefault(f"job-{kind}-{state}", f"/plans/{number}/" if kind == "plan" else f"/jobs/{number}/")
+        if kind == "redeploy":
+            for step in ("build", "warmup", "sweep", "smoke", "purge", "stop"):
+                found.setdefault(f"job-redeploy-{state}-{step}", f"/jobs/{number}/?step={step}")
+        if state == "running":
+            found.setdefault("cancel", f"/jobs/{number}/cancel/")
+    if seeded["runs"]:
+        found["run"] = f"/benchmarks/{seeded['runs'][-1]}/"
+    return found
+
+
+def look(page: Any, name: str) -> list[str]:
+    """What is wrong with the page as it is drawn now."""
+    wrong = []
+    wide, window = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    if wide > window:
+        wrong.append(f"{name}: {wide} px wide in a window of {window} px")
+    contrast = page.evaluate(CONTRAST)
+    wrong += [f"{name}: weak contrast {bad}" for bad in (contrast["bad"] + contrast["icons"])[:5]]
+    if page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id).filter((id, n, all) => all.indexOf(id) !== n).length"):
+        wrong.append(f"{name}: an id stands twice")
+    unnamed = page.evaluate(UNNAMED)
+    wrong += [f"{name}: no name on {element}" for element in unnamed[:3]]
+    if PICTURES:
+        page.screenshot(path=str(Path(PICTURES) / f"{name}.png"), full_page=True)
+    return wrong
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("world", ["empty", "full", "failing", "warming"])
+def test_every_page_looks_right(console: BrowserConsole, browser: Browser, world: str) -> None:
+    seeded = console.seed(world)
+    wrong: list[str] = []
+    with visit(browser, console) as (page, said):
+        for name, path in addresses(world, seeded).items():
+            page.goto(console.address + path, wait_until="load")
+            for theme, width in (("light", 1440), ("dark", 1440), ("dark", 390), ("light", 390)):
+                page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+                page.set_viewport_size({"width": width, "height": 900})
+                page.wait_for_timeout(50)
+                if page.locator(".chart").count():
+                    page.wait_for_function(DRAWN)
+                    page.wait_for_timeout(150)  # Plotly resizes a moment after the window
+                wrong += look(page, f"{world}-{name}-{width}-{theme}")
+            wrong += [f"{name}: {line}" for line in said if not (name == "not-found" and "404" in line)]
+            said.clear()
+            page.set_viewport_size({"width": 1440, "height": 900})
+    assert not wrong, "\n".join(wrong)
+
+
+def test_signing_in_looks_right(console: BrowserConsole, browser: Browser) -> None:
+    console.seed("empty")
+    wrong = []
+    for width, theme in ((1440, "light"), (390, "dark")):
+        with visit(browser, console, width=width, theme=theme, signed_in=False) as (page, said):
+            page.goto(console.address + "/jobs/")
+            assert "/sign-in/" in page.url
+            wrong += look(page, f"sign-in-{width}-{theme}")
+            page.fill("#username", "admin")
+            page.fill("#password", "wrong")
+            page.press("#password", "Enter")
+            page.wait_for_selector("[role=alert]")
+            wrong += look(page, f"sign-in-refused-{width}-{theme}")
+            said.clear()  # Chromium tells of the 403 itself
+            page.goto(console.address + "/sign-in/no-such-token/")
+            wrong += look(page, f"sign-in-expired-{width}-{theme}")
+            said.clear()  # and of the 410
+            page.goto(console.address + "/sign-in/?next=/jobs/")
+            page.fill("#username", "admin")
+            page.fill("#password", "correct horse battery")
+            page.press("#password", "Enter")
+            page.wait_for_url(re.compile("/jobs/"))
+            page.click("[aria-label^='Account']")
+            wrong += look(page, f"menu-{width}-{theme}")
+            page.click("text=Sign out")
+            page.wait_for_url(re.compile("/sign-in/"))
+            wrong += [line for line in said if "favicon" not in line]
+    assert not wrong, "\n".join(wrong)
