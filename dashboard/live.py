@@ -284,7 +284,7 @@ class Hub:
             if user == user_id:
                 del self.reserved[index]
                 break
-        subscription = Subscription(tick_at=time.monotonic() + PING_S * (1 + random.random()))  # noqa: S311 (so that not all tick at once)
+        subscription = Subscription(tick_at=time.monotonic() + PING_S * random.random())  # noqa: S311 (so that not all tick at once)
         if self._ticker is None or self._ticker.done():
             self._ticker = asyncio.create_task(self._tick(), name="live ticker")
         self.open.add(subscription)

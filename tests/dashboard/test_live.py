@@ -210,6 +210,21 @@ def test_a_stopping_server_ends_its_streams_at_once(console: RealConsole, redis_
     assert "Traceback" not in console.log("web")
 
 
+def test_a_page_that_does_not_read_is_closed_within_thirty_seconds(console: RealConsole, redis_client: redis.Redis, listening) -> None:
+    node = says(console, 1)
+    for _ in range(400):
+        node.log("x" * 60_000)
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", console.port))
+        deaf.sendall(f"GET /live/?job={node.job} HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: roundhouse_session={console.sessions[0]}\r\n\r\n".encode())
+        assert deaf.recv(12) == b"HTTP/1.1 200"
+        node.publish(redis_client)
+        wait_until(lambda: count_streams(console) == 0, 30)
+    assert [listening().status for _ in range(3)] == [200, 200, 200]  # its place is free again
+    assert "Traceback" not in console.log("web")
+
+
 def test_streams_hold_no_thread_each(console: RealConsole, redis_client: redis.Redis, listening) -> None:
     for user in (0, 0, 1, 1):
         listening(user=user)
