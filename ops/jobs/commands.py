@@ -31,7 +31,7 @@ PASSED_ON = ("SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "HTTP_PROXY", "NO_P
 TICK_S = 0.1  # output, cancel and deadlines are looked at this often
 A_SIP = 4 * 1024 * 1024  # bytes of output read between two looks at them
 LONGEST_LINE = 16 * 1024  # bytes; a longer one is cut into several, so that a program cannot fill our memory with one line
-KEPT = 16 * 1024 * 1024  # bytes of each output stream kept in `Completed`: the end of it
+KEPT = 8 * 1024 * 1024  # bytes of each output stream kept in `Completed`: the end of it
 COMMAND_MARK = "ROUNDHOUSE_COMMAND"
 
 _libc = ctypes.CDLL(None)
@@ -84,12 +84,20 @@ def run(argv: Sequence[str | os.PathLike[str]], *, context: Context | None = Non
             raise OpsError(f"`{words[0]}` cannot be started", why=str(error), argv=words) from error
         both = _Kept()
 
+        # A job's log takes any number of lines at once: one call for each read instead of each line is what keeps up with a flood.
+        whole = context is not None and on_line == context.log
+
         def take(*, last: bool = False) -> bool:
             for stream in (out, err):
-                for line in stream.lines(last=last):
-                    both.add(line + "\n")
-                    if on_line is not None:
-                        on_line(line)
+                for lines in stream.read_lines(last=last):
+                    text = "\n".join(lines) + "\n"
+                    stream.kept.add(text)
+                    both.add(text)
+                    if on_line is not None and whole:
+                        on_line(text)
+                    elif on_line is not None:
+                        for line in lines:
+                            on_line(line)
             return out.more or err.more
 
         try:
@@ -170,7 +178,7 @@ class _OutputFile:
         self._reader.close()
         Path(self.path).unlink(missing_ok=True)
 
-    def lines(self, *, last: bool = False) -> Iterator[str]:
+    def read_lines(self, *, last: bool = False) -> Iterator[list[str]]:
         """Complete lines since the last call: of at most `A_SIP` bytes (then `more` is true), or all that is left with `last`."""
         taken = 0
         while True:
@@ -181,22 +189,21 @@ class _OutputFile:
             # "\r\n" is one end of line: a "\r" that came last may be half of it, so it waits.
             waits = "\r" if text.endswith("\r") and not ends else ""
             *complete, rest = text.removesuffix(waits).replace("\r\n", "\n").replace("\r", "\n").split("\n")
-            while len(rest) > LONGEST_LINE:
-                complete.append(rest[:LONGEST_LINE])
-                rest = rest[LONGEST_LINE:]
             if ends and rest:
                 complete.append(rest)
                 rest = ""
+            while len(rest) > LONGEST_LINE:
+                complete.append(rest[:LONGEST_LINE])
+                rest = rest[LONGEST_LINE:]
             self._rest = rest + waits
-            for line in complete:
-                for start in range(0, max(len(line), 1), LONGEST_LINE):
-                    piece = line[start : start + LONGEST_LINE]
-                    self.kept.add(piece + "\n")
-                    yield piece
+            if complete:
+                yield [line[start : start + LONGEST_LINE] for line in complete for start in range(0, max(len(line), 1), LONGEST_LINE)]
             self.more = bool(data) and taken >= A_SIP and not last
             if not data or self.more:
                 self._forget()
                 return
+            if last:
+                self._forget()
 
     def _forget(self) -> None:
         """Gives the disk space of what was read back, so that a flood does not fill the disk (not every file system can)."""

@@ -31,7 +31,7 @@ CHUNK_S = 0.25
 LOG_RATE = 256 * 1024  # bytes a second that a job may log into its journal for long
 LOG_BURST = 1024 * 1024  # and at once, after a quiet time
 LOG_TOTAL = 64 * 1024 * 1024  # in the journal, per job: afterwards only how much was dropped is told
-LOG_FILE_CAP = 128 * 1024 * 1024  # log.txt, per job
+LOG_FILE_CAP = 64 * 1024 * 1024  # log.txt, per job
 
 # Said often, and harmless to lose at a power cut before anybody saw them: not forced to disk one by one.
 UNFORCED = frozenset({EventType.STEP_LOG, EventType.STEP_PROGRESS, EventType.LEVEL_SECOND, EventType.WARMUP_PHASE})
