@@ -193,7 +193,10 @@ def seconds(value: Any) -> str:
 
 @register.filter
 def ms_as_seconds(value: Any) -> str:
-    return "" if value is None or value == "" else seconds(float(value) / 1000)
+    """Short times: two digits below 10 s, since time to first token is told to 10 ms."""
+    if value is None or value == "":
+        return ""
+    return f"{float(value) / 1000:.2f}" if abs(float(value)) < 10_000 else seconds(float(value) / 1000)
 
 
 @register.filter

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +38,7 @@ session = SessionStore()
 session[SESSION_KEY], session[BACKEND_SESSION_KEY] = str(user.pk), "django.contrib.auth.backends.ModelBackend"
 session[HASH_SESSION_KEY] = user.get_session_auth_hash()
 session.save()
-print(json.dumps({"session": session.session_key, "jobs": [[j.number, j.type, j.state, str(j.pk)] for j in Job.objects.all()],
+print(json.dumps({"session": session.session_key, "jobs": [[j.number, j.type, j.state, str(j.pk), j.last_seq] for j in Job.objects.all()],
                   "runs": [str(r.pk) for r in BenchmarkRun.objects.all()]}))
 """
 
@@ -129,3 +130,11 @@ def visit(browser: Browser, console: BrowserConsole, *, width: int = 1440, theme
             else None)
     yield page, said
     context.close()
+
+
+def wait(page: Page, expression: str, seconds: float = 30) -> None:
+    """Polls until the JavaScript expression is true. (Playwright's own wait_for_function needs eval, which our content security policy forbids.)"""
+    end = time.monotonic() + seconds
+    while not page.evaluate(f"Boolean({expression})"):
+        assert time.monotonic() < end, f"not within {seconds} s: {expression}"
+        page.wait_for_timeout(50)

@@ -17,7 +17,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from dashboard.embedded_redis import EmbeddedRedis
-from tests.walks.browser_console import BrowserConsole, chromium, visit
+from tests.walks.browser_console import BrowserConsole, chromium, visit, wait
 
 pytestmark = pytest.mark.browser
 CONTRAST = (Path(__file__).parents[1] / "dashboard" / "pages" / "contrast.js").read_text()
@@ -60,7 +60,7 @@ def addresses(world: str, seeded: dict[str, Any]) -> dict[str, str]:
     found |= {"service": "/services/practice/kimi-k25/", "node": "/nodes/practice/", "confirm-restart": "/services/practice/kimi-k25/run/restart/",
               "confirm-sweep": "/services/practice/kimi-k25/run/sweep/", "confirm-reset": "/services/practice/kimi-k25/run/practice-reset/",
               "not-found": "/jobs/99999/"}
-    for number, kind, state, _ in seeded["jobs"]:
+    for number, kind, state, *_ in seeded["jobs"]:
         found.setdefault(f"job-{kind}-{state}", f"/plans/{number}/" if kind == "plan" else f"/jobs/{number}/")
         if kind == "redeploy":
             for step in ("build", "warmup", "sweep", "smoke", "purge", "stop"):
@@ -102,7 +102,7 @@ def test_every_page_looks_right(console: BrowserConsole, browser: Browser, world
                 page.set_viewport_size({"width": width, "height": 900})
                 page.wait_for_timeout(50)
                 if page.locator(".chart").count():
-                    page.wait_for_function(DRAWN)
+                    wait(page, DRAWN)
                     page.wait_for_timeout(150)  # Plotly resizes a moment after the window
                 wrong += look(page, f"{world}-{name}-{width}-{theme}")
             wrong += [f"{name}: {line}" for line in said if not (name == "not-found" and "404" in line)]

@@ -15,7 +15,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from dashboard import recorder
-from dashboard.models import BenchmarkRun, Channel, Job, Node, Service
+from dashboard.models import Channel, Job, Node, Service
 from ops import records, report
 from ops.jobs.events import Event, EventType
 from ops.services.warmup import PHASES
@@ -280,7 +280,12 @@ class Story:
             self.say(job, EventType.SMOKE_RESULT, name=name, title=title, outcome="failed" if bad else "passed", took_s=took, detail="",
                      summary="the answer has no tool call; `finish_reason` is stop" if bad else summary)
 
-    def sweep(self, job: Job, *, until: int | None = None, seconds: int = 40, scale: float = 1.0) -> str:
+    def fingerprint(self, release: str) -> dict[str, Any]:
+        return {"release": release, "packages": {**VERSIONS, "vllm": "0.16.0rc2.dev344+practice" if release == NEW else VERSIONS["vllm"]},
+                "gpus": {"source": "practice", "driver": "580.95.05", "cuda": "13.0", "count": 8, "names": ["NVIDIA RTX PRO 6000 Blackwell 96 GB"],
+                         "power_limit_w": [600.0] * 8}, "flags": RECORD["flags"], "host": {"kernel": "6.8.0-45-generic", "cpus": 64}}
+
+    def sweep(self, job: Job, *, until: int | None = None, seconds: int = 40, scale: float = 1.0, release: str = NEW) -> str:
         """A sweep with all levels, or one that is `seconds` into level `until`."""
         run_id = str(uuid.uuid4())
         asked = {1: 30, 8: 100, 32: 160, 128: 640}
@@ -288,7 +293,7 @@ class Story:
                  max_tokens=512, model="kimi-k2.5",
                  endpoint="http://127.0.0.1:8000", practice=True, short=False, started_at=self.at, settings={"preset": "story", "max_tokens": 512,
                                                                                                              "requests": list(asked.values())},
-                 fingerprint={})
+                 fingerprint=self.fingerprint(release))
         for c, (tput, mean, p50, p99, ttft) in LEVELS.items():
             self.say(job, EventType.LEVEL_STARTED, run_id=run_id, concurrency=c, requests=asked[c], started_at=self.at)
             if c == until:
@@ -307,9 +312,7 @@ class Story:
         self.say(job, EventType.SWEEP_FINISHED, run_id=run_id, result={
             "state": "done", "warnings": [], "settings": {"preset": "story", "concurrencies": list(LEVELS), "requests": list(asked.values()),
                                                           "max_tokens": 512, "seed": 1},
-            "fingerprint": {"packages": {**VERSIONS, "vllm": "0.16.0rc2.dev344+practice"},
-                            "gpus": [{"name": "RTX PRO 6000 Blackwell", "driver": "580.95.05"}] * 8,
-                            "flags": RECORD["flags"], "kernel": "6.8.0-45-generic"}})
+            "fingerprint": self.fingerprint(release)})
         return run_id
 
     def redeploy(self, *, ago_s: float = 3600.0, scale: float = 1.0) -> Job:
@@ -453,7 +456,6 @@ def full() -> Story:
     story.running_sweep()
     Service.objects.filter(pk=story.the_service.pk).update(packages={**story.the_service.packages, "versions": {
         **VERSIONS, "vllm": "0.16.0rc2.dev344+practice", "flashinfer-python": "0.6.4+practice", "flashinfer-cubin": "0.6.4+practice"}})
-    BenchmarkRun.objects.filter(state="running").update(release=NEW)
     return story
 
 
@@ -475,6 +477,19 @@ def warming() -> Story:
     story.redeploy(ago_s=6 * 86400)
     story.running_warmup()
     story.plan_job(end=False, ago_s=3)
+    return story
+
+
+def building() -> Story:
+    """A redeploy that has just begun to build."""
+    story = Story()
+    story.node()
+    story.service()
+    job = story.job("redeploy", ago_s=20, params={"channel": "practice", "coupling": True, "rollback": True, "preset": "quick"}, steps=STEPS)
+    story.step(job, "plan", log="plan\n")
+    story.step(job, "preflight", log="preflight\n")
+    story.step(job, "build", log="line 1\n", end=False)
+    story.tell(job)
     return story
 
 

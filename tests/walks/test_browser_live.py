@@ -1,0 +1,188 @@
+"""A job's page while the job runs: what comes, comes once and in order, through reloads, a dead web process and a hundred thousand lines."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from playwright.sync_api import Browser, Page
+
+from dashboard.embedded_redis import EmbeddedRedis
+from ops.jobs.events import Event, EventType
+from ops.jobs.streams import Publisher
+from tests.walks.browser_console import BrowserConsole, chromium, visit, wait
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+LINES = "Number(document.querySelector('[data-log-count]')?.textContent.replace(/,/g, '').match(/^[0-9]+/)?.[0] ?? 0)"
+SHOWN = "[...document.querySelectorAll('.log-lines li > span')].map(e => e.textContent)"
+
+
+class Node:
+    """Says a job's events, as the node's companion does."""
+
+    def __init__(self, server: EmbeddedRedis, job: str, seq: int) -> None:
+        self.client = redis.Redis.from_url(server.url())
+        self.publisher, self.job, self.seq = Publisher(self.client, "practice"), job, seq
+
+    def say(self, type: str, **data: Any) -> None:
+        self.seq += 1
+        self.publisher.send(self.job, [(self.seq, Event(job=self.job, seq=self.seq, at=time.time(), type=type, data=data).to_json())])
+
+    def log(self, text: str, step: str = "build") -> None:
+        self.say(EventType.STEP_LOG, step=step, text=text, dropped_bytes=0)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedRedis]:
+    folder = Path(tempfile.mkdtemp(prefix="rh-live-"))
+    made = EmbeddedRedis(folder).start()
+    yield made
+    made.stop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def console(server: EmbeddedRedis) -> Iterator[BrowserConsole]:
+    folder = Path(tempfile.mkdtemp(prefix="rh-pages-"))
+    made = BrowserConsole(folder, server.url())
+    try:
+        yield made
+    finally:
+        made.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as launched:
+        yield launched
+
+
+@pytest.fixture
+def job(console: BrowserConsole, server: EmbeddedRedis) -> Iterator[tuple[str, Node]]:
+    """(address of a job's page, its node); web and recorder run."""
+    with redis.Redis.from_url(server.url()) as client:
+        client.flushall()
+    number, _, _, job_id, seq = console.seed("building")["jobs"][0]
+    console.start_web()
+    console.start_recorder()
+    yield f"{console.address}/jobs/{number}/", Node(server, job_id, seq)
+    console.stop()
+
+
+def live(page: Page, address: str) -> None:
+    page.goto(address)
+    wait(page, "document.querySelector('[data-live-state]').textContent.includes('Live')")
+
+
+def test_the_page_follows_the_job_without_a_reload(console: BrowserConsole, browser: Browser, job: tuple[str, Node]) -> None:
+    address, node = job
+    with visit(browser, console) as (page, said):
+        live(page, address)
+        node.log("line 2\nline 3\n")
+        wait(page, f"{LINES} === 3")
+        node.say(EventType.STEP_PROGRESS, step="build", done=7, total=14, unit="packages", text="installing vllm", estimate=False)
+        wait(page, "document.querySelector('[data-progress-count]').textContent === '7 of 14 packages'")
+        assert "installing vllm" in page.inner_text("[data-fact=now]")
+        node.say(EventType.STEP_FINISHED, step="build", outcome="done", duration_s=21.0, note="built")
+        node.say(EventType.STEP_STARTED, step="verify", title="Verify", index=3, deadline_s=60)
+        wait(page, "document.querySelector('[data-step=verify]').getAttribute('aria-current') === 'step'")
+        assert page.locator("[data-step=build] [aria-label=done]").count() == 1
+        node.log("checking\n", "verify")
+        wait(page, "document.querySelector('.log-lines')?.textContent.includes('checking')")
+        assert not said
+
+
+def test_a_reload_in_the_middle_neither_loses_nor_repeats_a_line(console: BrowserConsole, browser: Browser, job: tuple[str, Node]) -> None:
+    address, node = job
+    with visit(browser, console) as (page, said):
+        live(page, address)
+        for n in range(2, 41):
+            node.log(f"line {n}\n")
+            if n == 20:
+                page.reload()
+        wait(page, f"{LINES} === 40")
+        page.wait_for_timeout(300)
+        assert page.evaluate(LINES) == 40
+        page.evaluate("document.querySelector('.log-view').scrollTop = 0")
+        wait(page, "document.querySelector('.log-lines li > span').textContent === 'line 1'")
+        shown = page.evaluate(SHOWN)
+        assert shown == [f"line {n}" for n in range(1, len(shown) + 1)]
+        assert not said
+
+
+def test_a_web_process_that_dies_costs_no_line(console: BrowserConsole, browser: Browser, job: tuple[str, Node]) -> None:
+    address, node = job
+    with visit(browser, console) as (page, _):  # Chromium itself tells of the refused connections
+        live(page, address)
+        node.log("line 2\n")
+        wait(page, f"{LINES} === 2")
+        console.kill("web")
+        wait(page, "document.querySelector('[data-live-state]').textContent.includes('Reconnecting')")
+        for n in range(3, 30):
+            node.log(f"line {n}\n")
+        console.start_web()
+        wait(page, f"{LINES} === 29")
+        wait(page, "document.querySelector('[data-live-state]').textContent.includes('Live')")
+        shown = page.evaluate(SHOWN)
+        assert shown == [f"line {n}" for n in range(30 - len(shown), 30)]
+
+
+def test_a_hundred_thousand_lines_do_not_lag(console: BrowserConsole, browser: Browser, job: tuple[str, Node]) -> None:
+    address, node = job
+    with visit(browser, console) as (page, said):
+        live(page, address)
+        for start in range(2, 100_002, 1000):
+            node.log("".join(f"(Worker_TP0 pid=1) INFO 03-02 10:26:44 [model.py:1] line {n} of many\n" for n in range(start, start + 1000)))
+        wait(page, f"{LINES} === 100001", 120)
+        assert page.locator(".log-lines li").count() < 100
+        slowest = page.evaluate("""async () => {
+          const view = document.querySelector('.log-view'); let worst = 0;
+          for (let n = 0; n < 40; n += 1) {
+            const at = performance.now(); view.scrollTop = (n * 7919 % 100) * 20000;
+            await new Promise(requestAnimationFrame); await new Promise(requestAnimationFrame); worst = Math.max(worst, performance.now() - at); }
+          return worst; }""")
+        assert slowest < 500
+        page.click("[data-log-find]")
+        page.fill("[data-log-search] input", "line 77777 of")
+        wait(page, "document.querySelector('.log-lines mark.current')?.closest('li').textContent.includes('line 77777 of many')")
+        page.click("[data-log-wrap]")
+        page.keyboard.press("Escape")
+        page.reload()
+        wait(page, f"{LINES} === 100001", 60)
+        assert not said
+
+
+def test_a_sweep_grows_on_the_page(console: BrowserConsole, browser: Browser, job: tuple[str, Node]) -> None:
+    address, node = job
+    run = "11111111-2222-4333-8444-555555555555"
+    with visit(browser, console) as (page, said):
+        live(page, address)
+        node.say(EventType.STEP_FINISHED, step="build", outcome="done", duration_s=21.0, note="built")
+        node.say(EventType.STEP_STARTED, step="sweep", title="Sweep", index=11, deadline_s=60)
+        node.say(EventType.SWEEP_STARTED, run_id=run, preset="quick", concurrencies=[1, 8], requests=[4, 16], max_tokens=64, model="kimi-k2.5",
+                 endpoint="http://127.0.0.1:8000", practice=True, short=True, started_at=time.time(), settings={}, fingerprint={})
+        node.say(EventType.LEVEL_STARTED, run_id=run, concurrency=1, requests=4, started_at=time.time())
+        wait(page, "document.querySelector('#throughput .main-svg')")
+        for second in range(6):
+            node.say(EventType.LEVEL_SECOND, run_id=run, concurrency=1, second=second, output_tok_s=60 + second, in_flight=1, finished=second,
+                     errors=0,
+                     ttft_p50_ms=210.0, icl_p50_ms=16.0, e2e_mean_s=1.1, throughput_so_far_tok_s=61.0, power_w=3000.0)
+        wait(page, "document.getElementById('live').data[0].x.length === 6")
+        wait(page, "document.querySelector('[data-level=\"1\"] [data-v=requests]').textContent === '5 of 4' || "
+                   "document.querySelector('[data-level=\"1\"] [data-v=tput]').textContent === '61'")
+        page.reload()
+        wait(page, "document.getElementById('live')?.data?.[0].x.length === 6")
+        node.say(EventType.LEVEL_FINISHED, run_id=run, metrics={
+            "concurrency": 1, "requests": 4, "finished": 4, "errors": 0, "output_tok_s": 61.2, "e2e_mean_s": 1.05, "e2e_p50_s": 1.05,
+            "e2e_p99_s": None,
+            "ttft_p50_ms": 210.0})
+        wait(page, "document.getElementById('throughput').data.some(t => t.name && t.x.length === 1 && t.y[0] === 61.2)")
+        wait(page, "document.querySelector('[data-level=\"1\"]').textContent.includes('Done')")
+        assert not said
