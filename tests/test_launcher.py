@@ -262,11 +262,11 @@ def test_a_jobs_events_become_lines_that_a_person_can_read() -> None:
         ("finding", {"subject": "plan", "level": "warning", "title": "flashinfer-cubin is completed"}),
         ("finding", {"subject": "plan", "level": "ok", "title": "not shown"}),
     ) == [
-        "  ✓ Build                 12.3 s  20260301-dev344",
+        "  ✓ Build                     12.3 s  20260301-dev344",
         "      Loading weights                   1:23 min",
         "      service was down for 1:35 min",
         "         8 at once      277.0 tok/s  mean 1.8 s",
         "       128 at once  no throughput  128 errors",
-        "  ✗ Warmup                 3.0 s  failed  crashed",
+        "  ✗ Warmup                     3.0 s  failed  crashed",
         "      ! flashinfer-cubin is completed",
     ]

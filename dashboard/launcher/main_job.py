@@ -17,11 +17,13 @@ POLL_S = 0.1
 Tick = Callable[[], None]  # called often: keeps the launcher's children running
 
 
-def main_job(record: ServiceRecord, terminal: Terminal, tick: Tick, *, always: bool, reset: str) -> bool | None:
+def main_job(record: ServiceRecord, terminal: Terminal, tick: Tick, *, always: bool, reset: str, ensure_service: Callable[[], None]) -> bool | None:
     """Redeploys the practice service and follows it. True if every step succeeded, None if there was nothing to do.
 
-    A job that an earlier start left running is followed to its end instead. If the service has been redeployed already, `always` resets
-    the practice box first; without it, it is said how to (`reset`: the command).
+    A job that an earlier start left running is followed to its end first; if that is a redeploy that succeeds, it was the main job. Where
+    an earlier start was ended in the middle of one, the agent has undone it: then `ensure_service` sees to it that the service runs, and the
+    main job begins anew. If the service has been redeployed already, `always` resets the practice box first; without it, it is
+    said how to (`reset`: the command).
     """
     from dashboard import accounts, dispatch
     from dashboard.models import Channel, Job, Service
@@ -32,8 +34,11 @@ def main_job(record: ServiceRecord, terminal: Terminal, tick: Tick, *, always: b
     if running is not None:
         terminal.line(f"\nJob #{running.number} ({running.type}) goes on where it is:")
         succeeded = follow(running, terminal, tick)
-        if running.type == "redeploy" or not succeeded:
-            return succeeded
+        if running.type == "redeploy" and succeeded:
+            return True
+        if running.rollback == "failed":  # the service is a person's to look at now
+            return False
+        ensure_service()
     if is_redeployed(record):
         if not always:
             terminal.line(f"\n{record.name} has been redeployed already. To do it again: the button `Reset practice box` on its page, or\n{reset}")

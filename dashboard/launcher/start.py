@@ -118,13 +118,19 @@ class Launcher:
         record = self._become_node()
         manager = self._start_service(record) if record else None
         self._start_console(address)
+        answers = True
         if record and manager:
-            self._wait_until_healthy(record, manager)
+            try:
+                self._wait_until_healthy(record, manager)
+            except OpsError as error:  # somebody left it broken: the page says more, and can put it right
+                answers = False
+                self.terminal.line(self.terminal.colour(str(error), "red"))
         self._tell_address(address)
         succeeded: bool | None = None
-        if record and options.job:
+        if record and options.job and (answers or options.once):
             try:
-                succeeded = main_job.main_job(record, self.terminal, self.tick, always=options.once, reset=by_hand("demo_job --reset"))
+                succeeded = main_job.main_job(record, self.terminal, self.tick, always=options.once, reset=by_hand("demo_job --reset"),
+                                              ensure_service=lambda: self._wait_until_healthy(record, self._start_service(record)))
             except OpsError as error:
                 succeeded = False
                 self.terminal.line(self.terminal.colour(str(error), "red"))

@@ -76,7 +76,7 @@ class JobLines:
             return
         waited = time.monotonic() - self.began
         turn = TURNING[int(waited * 10) % len(TURNING)]
-        self.terminal.status(f"  {turn} {self._title(self.running):<18} {duration(waited):>9}  {self.progress}")
+        self.terminal.status(f"  {turn} {self._title(self.running):<22} {duration(waited):>9}  {self.progress}")
 
     def show(self, event: Event) -> None:
         shown = getattr(self, "_" + event.type.replace(".", "_"), None)
@@ -97,16 +97,16 @@ class JobLines:
         self.running, self.began, self.progress = data["step"], time.monotonic(), ""
 
     def _step_progress(self, data: dict[str, Any]) -> None:
-        done, total, unit = data.get("done"), data.get("total"), data.get("unit", "")
+        done, total, unit, text = data.get("done"), data.get("total"), data.get("unit", ""), data.get("text", "")
         counted = "" if done is None else f"{done:,.0f} of {total:,.0f} {unit}" if total else f"{done:,.0f} {unit}"
-        self.progress = "  ".join(part for part in (counted, data.get("text", "")) if part)
+        self.progress = text if any(sign.isdigit() for sign in text) else "  ".join(part for part in (counted, text) if part)
 
     def _step_finished(self, data: dict[str, Any]) -> None:
         mark, colour = MARKS.get(data["outcome"], ("?", "amber"))
         word = "" if data["outcome"] == "done" else f"{data['outcome']}  "
         took = duration(data["duration_s"]) if data.get("duration_s") is not None else ""
         note = f"{word}{data.get('note') or ''}"
-        self.terminal.line(f"  {self.terminal.colour(mark, colour)} {self._title(data['step']):<18} {took:>9}  {note}".rstrip())
+        self.terminal.line(f"  {self.terminal.colour(mark, colour)} {self._title(data['step']):<22} {took:>9}  {note}".rstrip())
         self.running = None
 
     def _step_undoing(self, data: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ class JobLines:
     def _step_undone(self, data: dict[str, Any]) -> None:
         mark, colour = MARKS["done" if data["outcome"] == "done" else "failed"]
         took = duration(data["duration_s"]) if data.get("duration_s") is not None else ""
-        text = f"  {self.terminal.colour(mark, colour)} {'undo ' + self._title(data['step']):<18} {took:>9}  {data.get('note') or ''}"
+        text = f"  {self.terminal.colour(mark, colour)} {'undo ' + self._title(data['step']):<22} {took:>9}  {data.get('note') or ''}"
         self.terminal.line(text.rstrip())
         self.running = None
 

@@ -26,7 +26,8 @@ class Command(BaseCommand):
         if record is None:
             raise CommandError("There is no practice box in this state folder. `make demo` makes one; ROUNDHOUSE_STATE says which folder is meant.")
         try:
-            succeeded = main_job(record, Terminal(), lambda: None, always=options["reset"], reset=by_hand("demo_job --reset"))
+            succeeded = main_job(record, Terminal(), lambda: None, always=options["reset"], reset=by_hand("demo_job --reset"),
+                                 ensure_service=lambda: None)  # the launcher that runs elsewhere has seen to it
         except KeyboardInterrupt:
             sys.exit("No longer followed; the job itself goes on.")
         sys.exit(0 if succeeded is not False else 1)
