@@ -36,6 +36,7 @@ log = logging.getLogger("roundhouse.companion")
 
 LOOK_S = 1.0  # journals are looked at this often even without a nudge
 BEAT_S = 5.0
+RECONCILE_AGAIN_S = 30.0  # after a reconciler that could not do it
 RECONCILE_S = 5.0  # every 30 s is promised; what a look costs is a line of each open journal
 ANNOUNCE_S = 30.0
 READY_S = 15.0  # the first announcement waits this long for GPUs and packages to be read once
@@ -54,6 +55,7 @@ class Followed:
     tail: Tail
     waiting: list[tuple[int, str]] = field(default_factory=list)
     final: bool = False
+    reconcile_after: float = 0.0  # monotonic
     told_damage: bool = False
 
 
@@ -219,7 +221,9 @@ class Companion:
     def _reconcile(self) -> None:
         """Has every open job without a living runner ended, each in a process of its own."""
         for job, followed in self.followed.items():
-            if not followed.final and job not in self.reconciling and reconcile.needs_reconciling(self.paths, job):
+            if followed.final or job in self.reconciling or time.monotonic() < followed.reconcile_after:
+                continue
+            if reconcile.needs_reconciling(self.paths, job):
                 log.warning("the runner of job %s is gone: reconciling", job)
                 self.reconciling[job] = reconcile.start(self.paths, job)
 
@@ -229,6 +233,8 @@ class Companion:
             if code is None:
                 continue
             del self.reconciling[job]
+            if code != 0 and job in self.followed:
+                self.followed[job].reconcile_after = time.monotonic() + (RECONCILE_S if code == 3 else RECONCILE_AGAIN_S)
             if code == 3:
                 log.warning("job %s cannot be ended yet: something still holds its lock, or writes its journal", job)
             elif code != 0:

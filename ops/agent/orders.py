@@ -42,6 +42,10 @@ def take(paths: NodePaths, raw: Any) -> str:
             runner.refuse(paths, envelope, error)
         return "refused"
     except OpsError as error:
+        if envelope is not None and error.kind == "bug":
+            log.error("job %s cannot begin: %s", envelope.job, error)
+            runner.refuse(paths, envelope, error)
+            return "refused"
         log.error("the order could not be carried out, it will come again: %s", error)
         return "busy"
 

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -177,6 +178,9 @@ def _outcome(paths: NodePaths, folder: Path, journal: Journal, envelope: Envelop
             rollback = pipeline.undo([steps[name] for name in facts["begun"] if name in steps], context)
         except OpsError as error:
             journal(EventType.STEP_LOG, {"step": facts["begun"][-1], "text": f"{error}\n", "dropped_bytes": 0})
+            rollback = "failed"
+        except Exception:  # noqa: BLE001  (a bug while the steps were made: told, and a person has to look)
+            journal(EventType.STEP_LOG, {"step": facts["begun"][-1], "text": traceback.format_exc(), "dropped_bytes": 0})
             rollback = "failed"
     return _interrupted(reason, rollback)
 

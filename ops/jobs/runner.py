@@ -245,7 +245,7 @@ def refuse(paths: NodePaths, envelope: Envelope, error: OpsError) -> None:
     except (FileExistsError, Refused):
         return
     state = JobState.CANCELLED if error.kind == "cancelled" else JobState.FAILED
-    outcome = Outcome(state=state, reason=error.what, reason_kind="expected", error=error.as_dict())
+    outcome = Outcome(state=state, reason=error.what, reason_kind="bug" if error.kind == "bug" else "expected", error=error.as_dict())
     journal.append_final({**asdict(outcome), "duration_s": None, "downtime_s": None})
     journal.tell()
     journal.close()
@@ -333,6 +333,10 @@ def main(job: str) -> int:
     except OpsError as error:
         family = "Busy" if isinstance(error, Busy) else "Refused" if isinstance(error, Refused) else ""
         return _answer({"answer": "refused", "class": family, "error": error.as_dict()})
+    except Exception as error:  # noqa: BLE001  (a bug before the claim: the job shall fail with it at once, not wait until its order is too old)
+        told = OpsError(f"{type(error).__name__} before the job began: {error}", kind="bug", why=traceback.format_exc(limit=8),
+                        hint="This is a fault in Roundhouse, not in your service")
+        return _answer({"answer": "refused", "class": "", "error": told.as_dict()})
     _cancel_on_signals(running.cancel)
     out = running.claimed.folder / "runner.out"
     _answer({"answer": "claimed"})

@@ -69,6 +69,8 @@ def _spawn(context: Context) -> str:
 
 
 def _steps(context: Context) -> list[Step]:
+    if context.params.get("broken") is True or (context.params.get("breaks_undo") and context.facts.get("begun")):
+        raise ZeroDivisionError("a bug in the kind itself")
     made = [Step(name="first", title="First", do=_first, undo=_undo_first)]
     if context.params.get("spawn"):
         made.append(Step(name="spawn", title="Spawn", do=_spawn))

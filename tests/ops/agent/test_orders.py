@@ -40,6 +40,14 @@ def test_an_order_that_this_node_can_never_carry_out_ends_with_its_reason(node: 
     assert "`format-disk`" in said["reason"]
 
 
+def test_a_bug_before_the_claim_fails_the_job_at_once(node: FakeNode) -> None:
+    order = node.order(broken=True)
+    assert orders.take(node.paths, order.as_dict()) == "refused"
+    said = node.finished(order.job, 1)
+    assert (said["state"], said["reason_kind"]) == ("failed", "bug")
+    assert "ZeroDivisionError" in said["reason"]
+
+
 @pytest.mark.parametrize("change", [
     {"node": "n2"}, {"sig": "forged"}, {"iat": 1.0, "exp": 2.0}, {"job": "../../x"}, {"extra": 1},
 ])

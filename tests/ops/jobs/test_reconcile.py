@@ -99,6 +99,14 @@ def test_a_failed_undo_keeps_the_lock_for_a_person(node: FakeNode) -> None:
         claim.claim(node.paths, node.order())
 
 
+def test_a_bug_while_the_undo_is_made_keeps_the_lock_and_is_told(node: FakeNode) -> None:
+    job = killed(node, breaks_undo=True)
+    assert reconcile.reconcile(node.paths) == [job]
+    assert node.finished(job, 1)["rollback"] == "failed"
+    assert claim.held(node.paths, "service:a") is not None
+    assert "ZeroDivisionError" in "".join(event.data["text"] for event in node.events(job) if event.type == "step.log")
+
+
 def test_a_job_that_asked_for_no_rollback_is_not_undone(node: FakeNode) -> None:
     job = killed(node, rollback=False)
     assert reconcile.reconcile(node.paths) == [job]
