@@ -24,6 +24,7 @@ TYPE_WORDS = {
     "plan": "Plan", "redeploy": "Redeploy", "restart": "Restart", "warmup": "Warmup watch", "sweep": "Sweep", "purge": "Purge",
     "smoke": "Smoke tests", "integrity": "Integrity", "practice-reset": "Reset practice box",
 }
+SERVING_STACK = ("vllm", "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "torch", "transformers")
 OPEN_STATES = (JobState.QUEUED, JobState.CLAIMED, JobState.RUNNING, JobState.CANCELLING, JobState.LOST)
 PARTS = 5  # colours for the parts of a whole: --part-1 to --part-5
 
@@ -75,6 +76,12 @@ def result_line(job: Job) -> str:
         return f"down {duration_words(job.downtime_s)}"
     last = [s for s in job.steps.all() if s.note]
     return str(last[-1].note) if last else ""
+
+
+def importance(package: dict[str, Any]) -> tuple[int, str]:
+    """Sorts packages: the serving stack first, in the order in which people look for it, then by name."""
+    name = str(package.get("name"))
+    return (SERVING_STACK.index(name) if name in SERVING_STACK else len(SERVING_STACK), name)
 
 
 def short_version(version: str | None) -> str:
@@ -203,14 +210,16 @@ def _facts_during(job: Job, known: Usual, run: BenchmarkRun | None, live: dict[s
     elif not told and step:
         told = f"step {step.index + 1} of {len(steps)}"
     started = job.claimed_at or job.created_at
-    cells = [_cell("Now", now, small=told, tone="warn" if job.state in (JobState.LOST, JobState.CANCELLING) else "run", key="now"),
+    cells = [_cell("Now", now, small=told, tone={JobState.LOST: "warn", JobState.CANCELLING: "warn", JobState.QUEUED: ""}.get(JobState(job.state),
+                                                                                                                              "run"), key="now"),
              _cell("Elapsed", since=started, small="since", small_time=started, key="elapsed")]
     if step is not None and step.name == "sweep" and run is not None:
         return [*cells, *_sweep_facts(run, live)]
     if (left := _left(steps, known)) is not None:
         cells.append(_cell("Done in about", clock(left), unit=clock_unit(left), small="from earlier jobs of this service", key="left"))
     else:
-        cells.append(_cell("Done in about", "no estimate yet", small="the first job of this kind here", key="left"))
+        cells.append(_cell("Done in about", "no estimate yet", small="" if job.state == JobState.QUEUED else "not every step was timed before",
+                           key="left"))
     if job.downtime_since is not None:
         expected = "" if known.downtime_s is None else f"expected {clock(known.downtime_s)}"
         cells.append(_cell("Service down", since=job.downtime_since, tone="warn", small=expected, key="down"))
@@ -257,6 +266,8 @@ def target_words(run: BenchmarkRun, single: Any) -> str:
 
 def _left(steps: Sequence[JobStep], known: Usual) -> float | None:
     """Seconds to go; None unless every step that is left is known."""
+    if not steps:
+        return None
     left = 0.0
     for step in steps:
         if step.state in ("todo", "running"):

@@ -18,7 +18,6 @@ from dashboard.templatetags.roundhouse import as_datetime
 from ops.jobs.errors import OpsError
 from ops.jobs.events import JobState
 
-VERSIONS_SHOWN = ("vllm", "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "torch", "transformers")
 HISTORY_S, HISTORY_STEP_S = 300, 5
 ROW_JOBS = 8
 STARTING_JOBS = ("redeploy", "restart", "practice-reset")  # while one runs, a service that is down is being seen to
@@ -211,7 +210,7 @@ def service_card(service: Service) -> dict[str, Any]:
     findings = packages.get("coupling") or []
     coupled = {name for finding in findings for name in finding.get("packages") or {}}
     pairs = [{"finding": f, "packages": list((f.get("packages") or {}).items())} for f in findings]
-    chips = [{"name": name, "version": versions[name]} for name in VERSIONS_SHOWN if versions.get(name) and name not in coupled]
+    chips = [{"name": name, "version": versions[name]} for name in job_story.SERVING_STACK if versions.get(name) and name not in coupled]
     if not findings and versions.get("flashinfer-python") and versions.get("flashinfer-python") == versions.get("flashinfer-cubin"):
         chips = [c for c in chips if c["name"] not in ("flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache")]
         chips.insert(1 if chips else 0, {"name": "flashinfer", "version": versions["flashinfer-python"], "pair": True})

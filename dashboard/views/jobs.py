@@ -14,6 +14,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from dashboard import charts, dispatch, job_story
 from dashboard.models import BenchmarkRun, Job, JobEvent, JobStep, Service
+from dashboard.views import signed_in
 from dashboard.views.fleet import job_rows, node_card, service_card
 from ops.jobs.events import EventType, JobState
 
@@ -136,6 +137,7 @@ def panels(found: Job, step: JobStep | None, known: Any, run: BenchmarkRun | Non
                                                         "timeline"))
     shown["shows_progress"] = step.name not in ("warmup", "sweep")  # those have bars of their own
     shown["log"] = log_tail(found, step)
+    shown["shows_log"] = not shown["dedicated"] or not found.is_final or shown["log"]["any"]
     return shown
 
 
@@ -199,7 +201,8 @@ def report_panel(found: Job, run: BenchmarkRun | None) -> dict[str, Any]:
     deleted = cleanup.get("deleted") or []
     return {**report, "parts": job_story.warmup_parts(warmup) if warmup else [], "sweep": sweep_panel(found, run) if run is not None else None,
             "roots": sorted({str(item.get("path", item) if isinstance(item, dict) else item).rsplit("/", 1)[0] for item in deleted}),
-            "guards_hold": sum(1 for g in verified.get("guards") or [] if g.get("holds")), "shown_packages": (reinstall.get("changed") or [])[:12],
+            "guards_hold": sum(1 for g in verified.get("guards") or [] if g.get("holds")), "shown_packages": sorted(reinstall.get("changed") or [],
+                                                                                                                    key=job_story.importance)[:12],
             "kinds": sorted({str(item["kind"]).replace("-", " ") + "s" for item in deleted if isinstance(item, dict) and item.get("kind")})}
 
 
@@ -272,7 +275,7 @@ def job_cancel(request: HttpRequest, number: int) -> HttpResponse:
     """GET says what cancelling will do and asks; POST does it."""
     found = _job(number)
     if request.method == "POST":
-        dispatch.cancel(found, request.user)
+        dispatch.cancel(found, signed_in(request))
         return redirect("plan" if found.type == "plan" else "job", number=number)
     context = {"job": found, "title": job_story.title(found), "will": cancel_words(found), "back": reverse("job", args=[number])}
     return render(request, "jobs/_cancel.html" if request.headers.get("X-Roundhouse-Fragment") == "dialog" else "jobs/cancel.html", context)

@@ -26,7 +26,7 @@ def diagnose(request: HttpRequest) -> HttpResponse:
             from ops.services.diagnosis import diagnose as read
 
             found = diagnosis_card(read(form.cleaned_data["text"]).as_dict())
-    problem = " ".join(form.errors.get("text", [])) if request.method == "POST" else ""
+    problem = " ".join(str(error) for error in form.errors.get("text", [])) if request.method == "POST" else ""
     return render(request, "pages/diagnose.html", {"found": found, "text": text, "problem": problem, "limit": DIAGNOSE_MAX,
                                                    "lines": text.count("\n") + 1 if text else 0}, status=400 if problem else 200)
 

@@ -13,6 +13,7 @@ from django.views.decorators.http import require_POST, require_safe
 from dashboard import dispatch, job_story
 from dashboard.forms import RedeployForm, channels_for, preset_choices
 from dashboard.models import Job
+from dashboard.views import problems, signed_in
 from dashboard.views.fleet import service_card
 from dashboard.views.jobs import job_context
 from ops.jobs.errors import BadInput
@@ -47,7 +48,8 @@ def plan_context(found: Job) -> dict[str, Any]:
     used = Job.objects.filter(type="redeploy", params__plan_job=str(found.pk)).first()
     downloads = [p.get("size_bytes") for p in changed if p.get("size_bytes")]
     return context | {
-        "made": made, "changed": sorted(changed, key=_importance), "same": [p for p in packages if p.get("change") == "same"], "findings": findings,
+        "made": made, "changed": sorted(changed, key=job_story.importance), "same": [p for p in packages if p.get("change") == "same"],
+        "findings": findings,
         "counted": job_story.counted(findings), "artifacts": artifacts, "artifact_bytes": sum(a.get("size_bytes") or 0 for a in artifacts),
         "artifact_kinds": _kinds(artifacts), "estimate": estimate, "phases": _phases(estimate), "used": used, "presets": preset_choices(),
         "blocked": any(f.get("level") == "stop" for f in findings) or found.state != JobState.SUCCEEDED, "card": service_card(found.service)
@@ -65,12 +67,6 @@ def plan_context(found: Job) -> dict[str, Any]:
 
 def made_long_ago(found: Job) -> bool:
     return found.finished_at is not None and (timezone.now() - found.finished_at).total_seconds() > 3600
-
-
-def _importance(package: dict[str, Any]) -> tuple[int, str]:
-    first = ("vllm", "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "torch", "transformers")
-    name = str(package.get("name"))
-    return (first.index(name) if name in first else len(first), name)
 
 
 def _kinds(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -120,10 +116,9 @@ def plan_redeploy(request: HttpRequest, number: int) -> HttpResponse:
     found = _plan_job(number)
     form = RedeployForm(request.POST)
     if not form.is_valid():
-        told = "; ".join(f"{field}: {' '.join(errors)}" for field, errors in form.errors.items())
-        raise BadInput("The redeploy cannot be started as asked", why=told, hint="Reload the plan and confirm it again")
+        raise BadInput("The redeploy cannot be started as asked", why=problems(form), hint="Reload the plan and confirm it again")
     made = (found.result or {}).get("plan") or {}
     if form.cleaned_data["plan_hash"] != made.get("hash"):
         raise BadInput("This is not the plan that you looked at", why="The plan's hash is another one", hint="Reload the plan and look at it again")
-    job = dispatch.start_redeploy(plan_job=found, user=request.user, options=form.options(), idempotency_key=form.key())
+    job = dispatch.start_redeploy(plan_job=found, user=signed_in(request), options=form.options(), idempotency_key=form.key())
     return redirect("job", number=job.number)

@@ -13,6 +13,7 @@ from dashboard import charts, dispatch, job_story, permissions
 from dashboard.estimates import usual
 from dashboard.forms import ACTIONS, ActionForm, PlanForm, channels_for, preset_choices
 from dashboard.models import BenchmarkRun, Job, JobEvent, Service
+from dashboard.views import problems, signed_in
 from dashboard.views.fleet import job_href, job_rows, service_card
 from ops.jobs.errors import BadInput
 from ops.jobs.events import EventType, JobState
@@ -33,7 +34,7 @@ def services(request: HttpRequest) -> HttpResponse:
         run = BenchmarkRun.objects.filter(service=card["service"], state="done").prefetch_related("levels").first()
         levels = [lv for lv in run.levels.all() if lv.output_tok_s is not None] if run else []
         card["single"] = next((lv.output_tok_s for lv in levels if lv.concurrency == 1), None)
-        card["peak"] = max((lv.output_tok_s for lv in levels), default=None)
+        card["peak"] = max((lv.output_tok_s for lv in levels if lv.output_tok_s is not None), default=None)
     return render(request, "services/list.html", {"cards": cards})
 
 
@@ -106,8 +107,8 @@ def plan_start(request: HttpRequest, node: str, name: str) -> HttpResponse:
     found = _service(node, name)
     form = PlanForm(request.POST, service=found)
     if not form.is_valid():
-        raise BadInput("This plan cannot be made as asked", why=_problems(form), hint="Go back and correct it")
-    job = dispatch.start_plan(service=found, channel=form.chosen_channel(), user=request.user, version=form.cleaned_data.get("version") or None,
+        raise BadInput("This plan cannot be made as asked", why=problems(form), hint="Go back and correct it")
+    job = dispatch.start_plan(service=found, channel=form.chosen_channel(), user=signed_in(request), version=form.cleaned_data.get("version") or None,
                               coupling=form.coupled(), idempotency_key=form.key())
     return redirect("plan", number=job.number)
 
@@ -121,8 +122,8 @@ def service_run(request: HttpRequest, node: str, name: str, action: str) -> Http
     if request.method == "POST":
         form = ActionForm(request.POST, action=action)
         if not form.is_valid():
-            raise BadInput(f"{ACTIONS[action]} cannot be started as asked", why=_problems(form), hint="Go back and correct it")
-        job = dispatch.start(type=action, node=found.node, service=found, params=form.params(), user=request.user, idempotency_key=form.key())
+            raise BadInput(f"{ACTIONS[action]} cannot be started as asked", why=problems(form), hint="Go back and correct it")
+        job = dispatch.start(type=action, node=found.node, service=found, params=form.params(), user=signed_in(request), idempotency_key=form.key())
         return redirect("job", number=job.number)
     permissions.require(request.user, f"job.{action}")
     known = usual(Job.objects.filter(service=found, state__in=(JobState.SUCCEEDED, JobState.PARTIAL), type__in=(action, "redeploy", "restart"))
@@ -132,7 +133,3 @@ def service_run(request: HttpRequest, node: str, name: str, action: str) -> Http
                "back": reverse("service", args=[node, name])}
     fragment = request.headers.get("X-Roundhouse-Fragment") == "dialog"
     return render(request, "services/_confirm.html" if fragment else "services/confirm.html", context)
-
-
-def _problems(form: Any) -> str:
-    return "; ".join(f"{field}: {' '.join(errors)}" if field != "__all__" else " ".join(errors) for field, errors in form.errors.items())
