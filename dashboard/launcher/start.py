@@ -214,7 +214,8 @@ class Launcher:
         python, port = sys.executable, str(self.options.port)
         web = self._children.start("web", [
             python, "-m", "uvicorn", "dashboard.asgi:application", "--host", "127.0.0.1", "--port", port, "--timeout-graceful-shutdown", "3",
-            "--no-access-log", "--no-server-header"])
+            "--no-access-log", "--no-server-header", "--ws", "none",
+            "--no-proxy-headers"])  # whoever reaches the port could forge X-Forwarded-For; Django itself reads X-Forwarded-Proto where told to
         recorder = self._children.start("recorder", [python, "manage.py", "record_events"])
         # Celery loads Django's settings where it finds this variable; an agent has no use for them
         agent = self._children.start("agent", agent_argv(self.paths), without=("DJANGO_SETTINGS_MODULE",))
