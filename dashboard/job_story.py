@@ -25,6 +25,7 @@ TYPE_WORDS = {
     "smoke": "Smoke tests", "integrity": "Integrity", "practice-reset": "Reset practice box",
 }
 SERVING_STACK = ("vllm", "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "torch", "transformers")
+DONE_STATES = (JobState.SUCCEEDED, JobState.PARTIAL)
 OPEN_STATES = (JobState.QUEUED, JobState.CLAIMED, JobState.RUNNING, JobState.CANCELLING, JobState.LOST)
 PARTS = 5  # colours for the parts of a whole: --part-1 to --part-5
 
@@ -158,7 +159,7 @@ def _step_row(job: Job, step: JobStep, known: Usual) -> dict[str, Any]:
     elif state == "todo":
         expected = known.steps.get(step.name)
         took = "" if expected is None else f"~{clock(expected)}"
-    elif state in ("running", "undoing"):
+    elif state == "running":
         since = step.started_at
     elif step.duration_s is not None:
         took = clock(step.duration_s) if step.duration_s >= 10 else f"{step.duration_s:.1f} s"
@@ -201,7 +202,7 @@ def _facts_during(job: Job, known: Usual, run: BenchmarkRun | None, live: dict[s
     steps = list(job.steps.all())
     step = next((s for s in steps if s.state in ("running", "undoing")), None)
     words = {JobState.QUEUED: "Queued", JobState.CLAIMED: "Starting", JobState.LOST: "Lost contact", JobState.CANCELLING: "Cancelling"}
-    now = words.get(JobState(job.state)) or (f"Undo: {step.title}" if step and step.state == "undoing" else step.title if step else "Between steps")
+    now = words.get(JobState(job.state)) or ("Rolling back" if step and step.state == "undoing" else step.title if step else "Between steps")
     told = (step.progress or {}).get("text") or "" if step else ""
     if job.state == JobState.LOST:
         told = "no heartbeat; the lock is kept"
@@ -215,7 +216,10 @@ def _facts_during(job: Job, known: Usual, run: BenchmarkRun | None, live: dict[s
              _cell("Elapsed", since=started, small="since", small_time=started, key="elapsed")]
     if step is not None and step.name == "sweep" and run is not None:
         return [*cells, *_sweep_facts(run, live)]
-    if (left := _left(steps, known)) is not None:
+    undoing = step is not None and step.state == "undoing"
+    if undoing:
+        cells.append(_cell("It ends as", "failed" if job.state == JobState.RUNNING else "cancelled", small="once the last good release answers"))
+    elif (left := _left(steps, known)) is not None:
         cells.append(_cell("Done in about", clock(left), unit=clock_unit(left), small="from earlier jobs of this service", key="left"))
     else:
         cells.append(_cell("Done in about", "no estimate yet", small="" if job.state == JobState.QUEUED else "not every step was timed before",
@@ -229,7 +233,7 @@ def _facts_during(job: Job, known: Usual, run: BenchmarkRun | None, live: dict[s
     elif any(s.downtime for s in steps):
         expected = "no estimate yet" if known.downtime_s is None else f"about {clock(known.downtime_s)} to come"
         cells.append(_cell("Service down", "not yet", small=expected, key="down"))
-    if job.type in ("redeploy", "restart"):
+    if job.type in ("redeploy", "restart") and not undoing:
         off = job.params.get("rollback", True) is False
         cells.append(_cell("If it fails", "Stays as it is" if off else "Back to the last good", small="rollback was turned off" if off
                            else "by itself"))
@@ -293,7 +297,8 @@ def _facts_after(job: Job, run: BenchmarkRun | None) -> list[dict[str, Any]]:
     if plan := result.get("plan"):
         packages = plan.get("packages") or []
         changed = sum(1 for p in packages if p.get("change") != "same")
-        cells.append(_cell("Packages", f"{changed} {'would change' if job.type == 'plan' else 'changed'}", small=f"of {len(packages)}"))
+        cells.append(_cell("Packages", f"{changed} {'would change' if job.type == 'plan' else 'changed' if job.state in DONE_STATES else 'planned'}",
+                           small=f"of {len(packages)}"))
     if smoke := result.get("smoke"):
         passed = sum(1 for r in smoke if r.get("outcome") == "passed")
         cells.append(_cell("Smoke tests", f"{passed} of {len(smoke)}", small=f"passed in {duration_words(sum(r.get('took_s') or 0 for r in smoke))}",
@@ -401,7 +406,10 @@ def _phase_bar(rows: Sequence[dict[str, Any]], known: Usual) -> list[dict[str, A
         if row["state"] == "running":
             done = min(0.97, (now - row["since"]) / length) if row.get("usual") else 0.5
         kind = {"running": "b-now", "failed": "b-fail"}.get(row["state"], "b-done")
-        parts.append({"kind": kind, "share": share, "filled": done, "title": row["title"]})
+        part: dict[str, Any] = {"kind": kind, "share": share, "filled": done, "title": row["title"]}
+        if row["state"] == "running" and row.get("usual"):
+            part["grows"] = {"since": row["since"], "seconds": row["usual"]}
+        parts.append(part)
     return parts
 
 

@@ -125,6 +125,9 @@ def _bar(parts: Iterable[dict[str, Any]], *, height: int, gap: float, label: str
         shown = share if filled is None else share * max(0.0, min(1.0, float(filled)))
         if shown and kind != "b-none":
             title = format_html("<title>{}</title>", part["title"]) if part.get("title") else ""
+            if part.get("grows"):  # clock.js lets it grow: since when, how long it usually takes, how wide it may become
+                paint = format_html('{} data-grow-since="{}" data-grow-seconds="{}" data-grow-most="{}"', paint, _n(part["grows"]["since"]),
+                                    _n(part["grows"]["seconds"]), _n(share * 97))
             rects.append(format_html('<rect class="{}" x="{}%" width="{}%" height="100%"{}>{}</rect>', kind, _n(at * 100), _n(shown * 100), paint,
                                      title))
         at += share
@@ -176,6 +179,34 @@ def duration(seconds: Any) -> str:
 
 
 @register.filter
+def about(seconds: Any) -> str:
+    """An estimate, with no more digits than it deserves: 25 s, 12:58 min."""
+    if seconds is None or seconds == "":
+        return ""
+    return f"{max(1, round(float(seconds)))} s" if float(seconds) < 60 else f"{clock(seconds)} {clock_unit(seconds)}"
+
+
+@register.filter
+def took(seconds: Any) -> str:
+    """How long something took, for columns: 0.4 s, 30 s, 42:54."""
+    if seconds is None or seconds == "":
+        return ""
+    number = float(seconds)
+    return f"{number:.1f} s" if number < 10 else f"{number:.0f} s" if number < 60 else str(clock(number))
+
+
+@register.filter
+def package_path(path: Any) -> str:
+    """A file's path from its package on: what stands before site-packages/ is the same for all."""
+    return str(path or "").rsplit("site-packages/", 1)[-1]
+
+
+@register.filter
+def words(slug: Any) -> str:
+    return str(slug or "").replace("-", " ").replace("_", " ")
+
+
+@register.filter
 def signed_clock(seconds: Any) -> str:
     if seconds is None:
         return ""
@@ -188,6 +219,8 @@ def seconds(value: Any) -> str:
     if value is None or value == "":
         return ""
     number = float(value)
+    if 0 < abs(number) < 0.005:
+        return "<0.01"
     return f"{number:.2f}" if abs(number) < 1 else f"{number:.1f}" if abs(number) < 100 else f"{number:,.0f}"
 
 
@@ -245,7 +278,7 @@ def plural(count: Any, words: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
 
 
-_RELEASE = re.compile(r"\b\d{8}-\d{6}-([0-9A-Za-z_.]+)(?:[+-]practice)?(?![\w+-])")
+_RELEASE = re.compile(r"(?<![\w/.-])\d{8}-\d{6}-([0-9A-Za-z_.]+)(?:[+-]practice)?(?![\w/+-])")  # alone: never a part of a path
 
 
 def short_release(name: str) -> str:

@@ -225,6 +225,7 @@ def service_card(service: Service) -> dict[str, Any]:
         "tp": flag_value(flags, "--tensor-parallel-size", "-tp"), "model": str(record.get("model_path") or "").rstrip("/").rsplit("/", 1)[-1],
         "address": str(record.get("base_url") or "").split("//", 1)[-1], "can_start": service.state in ("stopped", "failed"),
         "href": reverse("service", args=[service.node.name, service.name]),
+        "target": "–".join(f"{value:g}" for value in record.get("target_tok_s") or []),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -212,8 +213,16 @@ def diagnosis_card(found: dict[str, Any], job: Job | None = None) -> dict[str, A
     rows = [{**row, "decisive": row.get("number") == decisive} for row in found.get("context") or []]
     if not rows and found.get("text"):
         rows = [{"number": decisive, "text": found["text"], "decisive": True}]
-    commands = [part for part in str(found.get("fix") or "").split("`")[1::2] if part.split(" ")[0] in COMMANDS]
-    return {**found, "rows": rows, "command": commands[0] if commands else "", "job": job}
+    return {**found, "rows": rows, "command": first_command(str(found.get("fix") or "")), "job": job}
+
+
+def first_command(fix: str) -> str:
+    """The first command of a fix, to be copied: what stands in backticks, else from a program's name to the end of its clause; or ""."""
+    for part in fix.split("`")[1::2]:
+        if part.split(" ")[0] in COMMANDS:
+            return part
+    match = re.search(rf"(?:^|[:;] |\bor )((?:{'|'.join(COMMANDS)}) [^`]+?)(?=, then\b|, or\b|; | \(|\. [A-Z]|\.?$)", fix)
+    return match.group(1) if match else ""
 
 
 # ---- log ----

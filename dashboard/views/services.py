@@ -57,12 +57,14 @@ def service(request: HttpRequest, node: str, name: str) -> HttpResponse:
 
 
 def _last_good(found: Service) -> Job | None:
-    return Job.objects.filter(service=found, type__in=("redeploy", "restart"), state__in=(JobState.SUCCEEDED, JobState.PARTIAL)).first()
+    started = Job.objects.filter(service=found, type__in=("redeploy", "restart", "practice-reset"))
+    return started.filter(state__in=(JobState.SUCCEEDED, JobState.PARTIAL)).first()
 
 
 def _changed(found: Service, card: dict[str, Any]) -> list[dict[str, Any]]:
     """What the service's release holds now that its last good redeploy did not put there."""
-    good = Job.objects.filter(service=found, type="redeploy", state__in=(JobState.SUCCEEDED, JobState.PARTIAL)).first()
+    # The newest of both: after a reset nobody has told what the release should hold
+    good = Job.objects.filter(service=found, type__in=("redeploy", "practice-reset"), state__in=(JobState.SUCCEEDED, JobState.PARTIAL)).first()
     planned = {p["name"]: p.get("new") for p in ((good.result or {}).get("plan") or {}).get("packages", [])} if good else {}
     coupled = {name for pair in card["pairs"] for name, _ in pair["packages"]}
     rows: list[dict[str, Any]] = []

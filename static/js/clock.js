@@ -36,6 +36,10 @@ export function setText(element, text) { if (element && element.textContent !== 
 function tick(scope = document) {
   const now = serverNow();
   for (const element of scope.querySelectorAll("[data-since]")) setText(element, clock(now - Number(element.dataset.since)));
+  for (const part of scope.querySelectorAll("[data-grow-since]")) {
+    const { growSince, growSeconds, growMost } = part.dataset;
+    part.setAttribute("width", `${(Math.min(1, Math.max(0.01, (now - growSince) / growSeconds)) * growMost).toFixed(2)}%`);
+  }
   for (const element of scope.querySelectorAll("[data-ago]")) setText(element, ago(now - Number(element.dataset.ago)));
 }
 localise();

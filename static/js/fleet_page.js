@@ -2,7 +2,7 @@
 import { stream } from "./stream.js";
 import { debounced, refresh } from "./fragments.js";
 import { serverNow, setText } from "./clock.js";
-import { gib, updateGpus } from "./gpus.js";
+import { gib, servicesDiffer, updateGpus } from "./gpus.js";
 
 const STEP = 5, COUNT = 60, WIDTH = 72, HEIGHT = 18; // as views/fleet.py
 const nodes = new Map(); // name: { gpus, history: Map index -> values, at }
@@ -31,6 +31,7 @@ stream?.on("telemetry", (told) => {
   // Who holds memory and how services are: the server's words, when they change.
   const states = JSON.stringify([Object.entries(told.services ?? {}).map(([name, s]) => [name, s.state, s.release, s.pid]), gpus.map((g) => (g.processes ?? []).map((p) => [p.pid, p.service]))]);
   if (known.states && known.states !== states) setTimeout(again, 600); // the recorder writes the same a moment later
+  else if (servicesDiffer(card, told.services)) again();
   known.states = states;
 });
 function sparks(card, known, gpus, at) {

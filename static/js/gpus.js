@@ -18,6 +18,13 @@ export function memoryParts(gpu) {
   if (left > 0) parts.push({ kind: "b-idle", share: left / gpu.total_bytes, title: `held by no process that can be seen, ${gib(left)} GiB` });
   return parts;
 }
+// Whether the page says another state of one of the node's services than its telemetry does: the server writes it down some seconds later.
+export function servicesDiffer(scope, services) {
+  return [...scope.querySelectorAll("[data-service-state]")].some((element) => {
+    const name = element.dataset.service ?? element.closest("[data-service]")?.dataset.service;
+    return name in (services ?? {}) && services[name].state !== element.dataset.serviceState;
+  });
+}
 export function updateGpus(scope, gpus) {
   for (const gpu of gpus) {
     for (const row of scope.querySelectorAll(`[data-gpu="${gpu.index}"]`)) {

@@ -5,7 +5,7 @@ import { debounced, refresh } from "./fragments.js";
 import { setText } from "./clock.js";
 import { drawBar } from "./bars.js";
 import { LogView } from "./job_log.js";
-import { updateGpus } from "./gpus.js";
+import { servicesDiffer, updateGpus } from "./gpus.js";
 
 const IN_PLACE = new Set(["step.log", "step.progress", "sweep.level_second"]);
 const final = "final" in document.body.dataset;
@@ -127,7 +127,9 @@ stream?.on("job", (event) => {
   update(event.seq);
 });
 stream?.on("jobs", ({ job }) => { if (job && job.id === document.body.dataset.job) update(0); });
-stream?.on("telemetry", (told) => { const strip = document.querySelector(`[data-node="${CSS.escape(told.node)}"]`); if (strip) updateGpus(strip, told.gpus?.gpus ?? []); });
+stream?.on("telemetry", (told) => { const strip = document.querySelector(`[data-node="${CSS.escape(told.node)}"]`); if (strip) updateGpus(strip, told.gpus?.gpus ?? []);
+  if (part("notice") && servicesDiffer(part("notice"), told.services)) noticeSoon(); });
+const noticeSoon = debounced(() => refresh(part("notice")), 1500, 3000);
 let broken = false;
 stream?.on("state", ({ state }) => { if (state !== "live") broken = true; else if (broken && !final) { broken = false; update(0); } });
 document.addEventListener("fragment", () => { openLog(); openSweep(); });

@@ -2,6 +2,7 @@
 import { chart, label, practiceMark, target, token, unit } from "./charts.js";
 import { stream } from "./stream.js";
 import { clock } from "./clock.js";
+import { servicesDiffer } from "./gpus.js";
 
 const read = (id) => { const element = document.getElementById(id); return element ? JSON.parse(element.textContent) : null; };
 const history = read("history-data");
@@ -50,6 +51,13 @@ if (warmups && document.getElementById("warmups")) {
       annotations: [unit(minutes ? "min" : "seconds"), ...(warmups.practice ? [practiceMark()] : []), ...(bars.length > 1 ? [{ ...target(usual / scale, "usual").note, x: 1, yanchor: "middle", xshift: 8 }] : []),
         ...bars.map((bar) => ({ x: `#${bar.job}`, y: bar.total_s / scale, yshift: 10, text: minutes ? clock(bar.total_s) : `${bar.total_s.toFixed(1)} s`, showarrow: false, font: { size: 11, color: token("text"), weight: 500 } }))] } }));
 }
+// Its state is in the page's head, its notices and its buttons: when it is another one for some seconds, the page is loaded anew.
+let differs = 0;
+stream?.on("telemetry", (told) => {
+  if (!servicesDiffer(document, told.services)) { differs = 0; return; }
+  differs += 1;
+  if (differs >= 6 && !document.querySelector("dialog[open], details[open]")) location.reload();
+});
 // A job of this page that ended changes nearly all of it.
 const open = new Set();
 stream?.on("jobs", ({ job }) => {
