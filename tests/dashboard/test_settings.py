@@ -97,3 +97,8 @@ def test_the_policy_has_no_unsafe_word_and_no_foreign_source() -> None:
 def test_a_plotly_that_inserts_styles_otherwise_is_noticed(script: str) -> None:
     with pytest.raises(BadInput):
         inline_style_of_plotly(script)
+
+
+def test_the_migrations_say_what_the_models_say(tmp_path: Path) -> None:
+    done = manage("makemigrations", "--check", "--dry-run", state=tmp_path)
+    assert done.returncode == 0, done.stdout
