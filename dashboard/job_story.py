@@ -117,7 +117,7 @@ def earlier(job: Job) -> Usual:
     if job.service_id is None:
         return Usual()
     rows = (Job.objects.filter(service=job.service, number__lt=job.number, state__in=(JobState.SUCCEEDED, JobState.PARTIAL),
-                               type__in=("redeploy", "restart", "warmup", job.type)).prefetch_related("steps")[:EARLIER * 2])
+                               type__in=("redeploy", "restart", "warmup", "practice-reset", job.type)).prefetch_related("steps")[:EARLIER * 2])
     return usual(rows, downtime_of=(job.type,))
 
 

@@ -219,8 +219,8 @@ def seconds(value: Any) -> str:
     if value is None or value == "":
         return ""
     number = float(value)
-    if 0 < abs(number) < 0.005:
-        return "<0.01"
+    if abs(number) < 0.005:
+        return "<0.01" if number else "0"
     return f"{number:.2f}" if abs(number) < 1 else f"{number:.1f}" if abs(number) < 100 else f"{number:,.0f}"
 
 

@@ -50,7 +50,7 @@ function ansi(text) {
 
 export class LogView {
   lines = []; seq = 0; rest = ""; follow = true; wrap = false; hits = []; hit = -1; query = ""; ready = false;
-  #waiting = []; #tops = null; #columns = 0; #frame = 0; #missed = 0;
+  #waiting = []; #tops = null; #columns = 0; #frame = 0; #missed = 0; #kept = { top: 0, left: 0 };
   constructor(block, { live }) {
     this.block = block; this.step = block.dataset.logStep; this.live = live;
     this.view = block.querySelector(".log-view");
@@ -172,6 +172,7 @@ export class LogView {
     const height = this.#top(this.lines.length);
     this.space.style.height = `${height}px`;
     if (this.follow) this.view.scrollTop = height;
+    this.#kept = { top: this.view.scrollTop, left: this.view.scrollLeft };
     const first = Math.max(0, this.#at(this.view.scrollTop) - EXTRA), last = Math.min(this.lines.length, this.#at(this.view.scrollTop + this.view.clientHeight) + EXTRA + 1);
     this.list.style.transform = `translateY(${this.#top(first)}px)`;
     const rows = [];
@@ -207,6 +208,12 @@ export class LogView {
     if (this.follow && !bottom && this.#moved()) { this.follow = false; this.#labels(); }
     else if (!this.follow && bottom && this.live) { this.follow = true; this.#missed = 0; this.#labels(); this.#count(); }
     this.#soon();
+  }
+  // Taken out of the page and put back with a fragment around it: the browser has forgotten where it was scrolled to.
+  restore() {
+    if (!this.shown) return;
+    this.view.scrollTop = this.#kept.top; this.view.scrollLeft = this.#kept.left;
+    this.#draw();
   }
   // A scroll that was not ours: ours always ends at the bottom.
   #moved() { return this.view.scrollTop + this.view.clientHeight < this.#top(this.lines.length) - ROW * 2; }

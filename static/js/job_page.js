@@ -43,7 +43,7 @@ let log = null;
 function openLog() {
   const block = document.querySelector("[data-log]");
   if (!block) { log = null; return; }
-  if (log?.block === block) return;
+  if (log?.block === block) { log.restore(); return; }
   log = new LogView(block, { live: !document.body.hasAttribute("data-final") });
   log.load();
 }

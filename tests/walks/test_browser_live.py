@@ -117,6 +117,22 @@ def test_a_reload_in_the_middle_neither_loses_nor_repeats_a_line(console: Browse
         assert not said
 
 
+def test_the_log_stays_where_it_is_read_while_the_page_around_it_changes(console: BrowserConsole, browser: Browser, job: tuple[str, Node]) -> None:
+    address, node = job
+    with visit(browser, console) as (page, said):
+        live(page, address)
+        node.log("".join(f"line {n}\n" for n in range(2, 201)))
+        wait(page, f"{LINES} === 200")
+        page.evaluate("document.querySelector('.log-view').scrollTop = 1000")
+        wait(page, "document.querySelector('[data-log-follow]').getAttribute('aria-pressed') === 'false'")
+        node.say(EventType.FINDING, subject="build", level="note", title="A finding that changes the panel", why="", fix="")
+        wait(page, "document.body.textContent.includes('A finding that changes the panel')")
+        page.wait_for_timeout(200)
+        assert page.evaluate("document.querySelector('.log-view').scrollTop") == 1000
+        assert "line 52" in page.evaluate(SHOWN)
+        assert not said
+
+
 def test_a_web_process_that_dies_costs_no_line(console: BrowserConsole, browser: Browser, job: tuple[str, Node]) -> None:
     address, node = job
     with visit(browser, console) as (page, _):  # Chromium itself tells of the refused connections

@@ -64,8 +64,8 @@ def test_a_bar_has_its_widths_in_attributes() -> None:
 
 def test_log_lines_tell_process_level_and_text_apart() -> None:
     html = log_lines.log_html("(Worker_TP0 pid=7) ERROR 03-02 04:11:28 [core.py:946] it <broke>")
-    assert html == ('<span class="dim">(Worker_TP0 pid=7)</span> <span class="error">ERROR</span><span class="dim"> 03-02 04:11:28 [core.py:946]</span>'
-                    " it &lt;broke&gt;")
+    assert html == ('<span class="dim">(Worker_TP0 pid=7)</span> <span class="error">ERROR</span>'
+                    '<span class="dim"> 03-02 04:11:28 [core.py:946]</span> it &lt;broke&gt;')
 
 
 @pytest.mark.parametrize(("line", "text"), [
