@@ -17,6 +17,7 @@ import pytest
 import redis
 
 from dashboard.embedded_redis import EmbeddedRedis
+from dashboard.launcher import node
 from dashboard.launcher.children import Children
 from dashboard.launcher.earlier import START_MARK, Start
 from dashboard.launcher.terminal import JobLines, Terminal
@@ -239,6 +240,15 @@ def test_redis_is_started_again_with_its_data(short_path: Path) -> None:
     with redis.Redis.from_url(server.url()) as client:
         assert client.get("kept") == b"yes"
     children.stop()
+
+
+def test_practice_boxes_look_for_a_port_at_different_places_and_pass_over_what_is_taken(tmp_path: Path) -> None:
+    one, two = node.free_port(tmp_path / "one"), node.free_port(tmp_path / "two")
+    assert one != two
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", one))
+        taken.listen()
+        assert node.free_port(tmp_path / "one") in {one + 1, one + 2, node.PRACTICE_PORTS.start}
 
 
 def lines_of(*events: tuple[str, dict[str, object]]) -> list[str]:

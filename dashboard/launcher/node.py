@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import socket
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ops.agent.config import NodeConfig, NodePaths
 from ops.jobs.errors import BadInput, OpsError
 from ops.records import ServiceRecord
 
-PRACTICE_PORTS = range(18000, 18100)  # below the kernel's range for outgoing connections, which starts at 32768
+PRACTICE_PORTS = range(18000, 19000)  # below the kernel's range for outgoing connections, which starts at 32768
 
 
 def check_kind(paths: NodePaths, *, practice: bool) -> None:
@@ -35,7 +36,7 @@ def set_up_practice(paths: NodePaths, root: Path, terminal: Terminal) -> Service
 
     known = _settings(root)
     speed = _number("ROUNDHOUSE_PRACTICE_SPEED", known.get("speed", 1.0))
-    port = int(_number("ROUNDHOUSE_PRACTICE_PORT", known.get("port") or free_port()))
+    port = int(_number("ROUNDHOUSE_PRACTICE_PORT", known.get("port") or free_port(root)))
     record = box.set_up(paths, root, speed=speed, port=port)
     told = f"8 simulated GPUs, {record.name}"
     terminal.fact("box", told + (f", speed {speed:g}" if speed != 1 else "") + f"  ({root})")
@@ -51,9 +52,15 @@ def _settings(root: Path) -> dict[str, float]:
         return {}
 
 
-def free_port() -> int:
-    """A port of PRACTICE_PORTS that nobody listens on now. Raises OpsError if there is none."""
-    for port in PRACTICE_PORTS:
+def free_port(root: Path) -> int:
+    """A port of PRACTICE_PORTS that nobody listens on now. Raises OpsError if there is none.
+
+    The search begins at a place of the box's own: the service listens only when it is warm, so two boxes that are set up at the same time
+    would both find the first port free, and vLLM's servers share a port without a word (SO_REUSEPORT).
+    """
+    begin = zlib.crc32(str(root).encode()) % len(PRACTICE_PORTS)
+    for number in range(len(PRACTICE_PORTS)):
+        port = PRACTICE_PORTS[(begin + number) % len(PRACTICE_PORTS)]
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))

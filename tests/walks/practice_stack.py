@@ -38,7 +38,8 @@ class PracticeStack:
         self.state, self.speed, self.port = state, speed, free_port()
         self.address = f"http://127.0.0.1:{self.port}"
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROUNDHOUSE_", "DJANGO_"))}
-        self.environment = {**kept, "ROUNDHOUSE_STATE": str(state), "ROUNDHOUSE_PRACTICE_SPEED": str(speed)}
+        self.environment = {**kept, "ROUNDHOUSE_STATE": str(state), "ROUNDHOUSE_PRACTICE_SPEED": str(speed),
+                            "ROUNDHOUSE_PRACTICE_PORT": str(free_port())}
         self.said = state.parent / f"{state.name}-said.txt"
         with self.said.open("ab") as said:
             self.process = subprocess.Popen(

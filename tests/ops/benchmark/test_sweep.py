@@ -140,12 +140,13 @@ def test_requests_that_outlast_the_limit_are_unfinished_and_no_errors(rig: Path)
 
 
 def test_cancel_keeps_what_was_measured(rig: Path, tmp_path: Path) -> None:
-    pressed = threading.Event()
-    timer = threading.Timer(1.0, pressed.set)
-    timer.start()
+    events: Events = []
+
+    def pressed() -> bool:
+        return any(type == "sweep.level_second" and data["finished"] > 0 for type, data in events)
+
     with paced(rig, rate=100, ttft_ms=5) as url:
-        result = measure(url, folder=tmp_path, requests=2000, concurrencies=[4, 8], cancel=pressed.is_set)
-    timer.join()
+        result = measure(url, events=events, folder=tmp_path, requests=2000, concurrencies=[4, 8], cancel=pressed)
     assert result.state == "cancelled" and len(result.levels) == 1
     assert result.levels[0]["state"] == "cancelled" and result.levels[0]["finished"] > 0 and result.levels[0]["errors"] == 0
     assert (tmp_path / result.run_id / "result.json").exists()
