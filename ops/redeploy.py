@@ -15,6 +15,7 @@ from ops.artifacts import purge as purging
 from ops.artifacts import scan
 from ops.benchmark import presets, sweep
 from ops.environments import fingerprint, guards, integrity, patches, plan, releases
+from ops.gpus import processes
 from ops.gpus.open_source import open_source
 from ops.jobs.errors import OpsError
 from ops.jobs.events import EventType
@@ -22,6 +23,9 @@ from ops.jobs.pipeline import Context, Step
 from ops.records import Channel
 from ops.services import preflight, smoke, starting, stopping, warmup
 from ops.services.manager import manager_for
+
+GPUS_FREE_S = 60.0
+UNDO_GPUS_S = 20.0  # a driver needs seconds to free memory; more would only lengthen the downtime
 
 
 def steps(context: Context) -> list[Step]:
@@ -134,15 +138,14 @@ def keep_patches(context: Context) -> str:
 
 def stop(context: Context) -> str:
     record = context.the_service
-    if manager_for(record).status().state == "healthy":
-        context.facts["was_serving"] = True
-    _down(context)
+    context.facts["state_before"] = str(manager_for(record).status().state)
+    _down(context)  # saves the facts: whoever has to undo this step knows how the service was
     return stopping.stop(context, record)
 
 
 def gpus_free(context: Context) -> str:
     record, source = context.the_service, open_source(context.config)
-    note = stopping.wait_gpus_free(context, record, source)
+    note = stopping.wait_gpus_free(context, record, source, limit_s=GPUS_FREE_S)
     stopping.record_baseline(record, source.read())
     return note
 
@@ -182,15 +185,39 @@ def watch_warmup(context: Context) -> str:
 
 
 def start_last_good(context: Context) -> str:
-    """Undo of *stop*: the release that `current` points at is started and watched until it answers."""
-    record = context.the_service
-    if manager_for(record).status().state == "healthy":
+    """Undo of *stop*: the release that `current` points at is started and watched until it answers.
+
+    A service that somebody had stopped before the job stays stopped. One that had ended by itself is tried, and no more than that.
+    """
+    record, manager, before = context.the_service, manager_for(context.the_service), context.facts.get("state_before")
+    if before is None or manager.status().state == "healthy":
+        return ""  # nobody asked it to stop yet
+    if manager.pids():  # a stop that was cut off: who was asked to end may do so at any later moment, so it is ended now
+        stopping.stop(context, record)
+    if before == "stopped":
         return ""
-    stopping.wait_gpus_free(context, record, open_source(context.config))
-    starting.start(context, record)
-    warmup.watch(context, record)
+    _free_or_told(context)
+    try:
+        starting.start(context, record)
+        warmup.watch(context, record)
+    except OpsError as error:
+        if before != "failed":
+            raise
+        stopping.stop(context, record)
+        return f"{record.name} did not run before, and does not start: {error.what}"
     _answers(context)
     return f"{record.name} answers again on {_name(releases.current(record))}"
+
+
+def _free_or_told(context: Context) -> None:
+    """Waits for the GPUs on the way back. What still holds memory then is not the service's own, and no reason to leave the service down:
+    it is told, and the start shows whether there is room beside it."""
+    try:
+        stopping.wait_gpus_free(context, context.the_service, open_source(context.config), limit_s=UNDO_GPUS_S)
+    except OpsError as error:
+        if error.kind != "gpus_not_free":
+            raise
+        context.finding("gpus", "warning", error.what, why=error.why, fix=error.hint)
 
 
 # ---- the service answers ----
@@ -283,10 +310,11 @@ def _estimate(context: Context) -> dict[str, Any]:
 
 
 def _down(context: Context) -> None:
-    """Starts the downtime clock, once. CLOCK_MONOTONIC is the same in all processes until a reboot, so an undo can go on with it."""
+    """Starts the downtime clock, once, and saves it: CLOCK_MONOTONIC is the same in all processes until a reboot, so an undo can go on with it."""
     if context.facts.get("down_since") is None:
-        context.facts["down_since"] = time.monotonic()
+        context.facts["down_since"] = {"monotonic": time.monotonic(), "wall": time.time(), "boot_id": processes.boot_id()}
         context.emit(EventType.DOWNTIME_STARTED, {"service": context.the_service.name})
+    context.save_facts(context.facts)
 
 
 def _answers(context: Context) -> None:
@@ -294,10 +322,12 @@ def _answers(context: Context) -> None:
     if since is None:
         return
     context.facts["down_since"] = None
-    took = time.monotonic() - since
+    same_boot = since["boot_id"] == processes.boot_id()
+    took = time.monotonic() - since["monotonic"] if same_boot else max(0.0, time.time() - since["wall"])
     context.facts["downtime_s"] = context.facts.get("downtime_s", 0.0) + took
     record = context.the_service
     context.emit(EventType.DOWNTIME_ENDED, {"service": record.name, "seconds": took, "release": _name(releases.current(record))})
+    context.save_facts(context.facts)  # told once, also if this process dies now
 
 
 def _name(release: Any) -> str | None:

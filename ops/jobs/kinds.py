@@ -109,10 +109,10 @@ def _practice_reset(context: Context) -> list[Step]:
     from ops import redeploy
 
     return [
-        Step(name="stop", title="Stop", do=redeploy.stop, downtime=True, deadline_s=300),
+        Step(name="stop", title="Stop", do=redeploy.stop, undo=redeploy.start_last_good, downtime=True, deadline_s=300),
         Step(name="gpus-free", title="GPUs free", do=redeploy.gpus_free, downtime=True, deadline_s=300),
         Step(name="reset", title="Reset the practice box", do=_reset_box, downtime=True, deadline_s=600),
-        Step(name="start", title="Start", do=redeploy.start, downtime=True, deadline_s=120),
+        Step(name="start", title="Start", do=redeploy.start, undo=redeploy.stop_failed_start, downtime=True, deadline_s=120),
         Step(name="warmup", title="Warmup", do=redeploy.watch_warmup, downtime=True, deadline_s=1800),
     ]
 

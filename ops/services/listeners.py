@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ops.gpus import processes
+
 _LISTEN = "0A"
 
 
@@ -21,6 +23,28 @@ def inodes(port: int) -> set[str]:
             if fields[3] == _LISTEN and int(fields[1].rsplit(":", 1)[1], 16) == port:
                 found.add(fields[9])
     return found
+
+
+def foreign(port: int, own: set[int]) -> str | None:
+    """Who else listens on `port`, in words; None if one of `own` does, nobody does (an address of another machine), or nobody can tell."""
+    sockets = inodes(port)
+    if not sockets or _hold(own, sockets):
+        return None
+    others = pids(port)
+    if not others or others & own:  # another user's, or it has just been opened
+        return None
+    return ", ".join(f"pid {pid} ({(processes.describe(pid)[1] or 'unknown')[:100]})" for pid in sorted(others))
+
+
+def _hold(some: set[int], sockets: set[str]) -> bool:
+    wanted = {f"socket:[{inode}]" for inode in sockets}
+    for pid in some:
+        try:
+            if any(os.readlink(descriptor) in wanted for descriptor in Path("/proc", str(pid), "fd").iterdir()):  # noqa: PTH115
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def pids(port: int) -> set[int]:

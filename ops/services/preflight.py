@@ -270,16 +270,23 @@ def _gpu_count(looks: _Looks, record: ServiceRecord, snapshot: GpuSnapshot) -> N
 
 
 def _gpu_memory(looks: _Looks, record: ServiceRecord, snapshot: GpuSnapshot) -> None:
-    own = manager_for(record).pids()
+    """What others hold on the service's GPUs. More than *GPUs free* will allow means downtime for nothing, so it stops the job here."""
+    from ops.services import state, stopping
+
+    own, known = manager_for(record).pids(), state.baseline(record) or {}
     for gpu in snapshot.gpus:
         if gpu.index not in record.gpus:
             continue
-        for process in gpu.processes:
-            if process.pid not in own and (process.used_bytes or 0) > 64 * MIB:
+        others = [process for process in gpu.processes if process.pid not in own and process.used_bytes]
+        too_much = sum(process.used_bytes or 0 for process in others) > known.get(gpu.index, 0) + stopping.TOLERANCE_BYTES
+        for process in others:
+            if too_much or (process.used_bytes or 0) > stopping.TOLERANCE_BYTES:
                 looks.add(
-                    "warning", f"GPU {gpu.index} is also used by pid {process.pid} (user {process.user or 'unknown'}, "
-                               f"`{(process.command or 'unknown')[:100]}`): {(process.used_bytes or 0) / MIB:,.0f} MiB",
-                    why="The GPU will not be free after the stop, and the job will end there", fix="End that process first, if it may be ended",
+                    "stop" if too_much else "note",
+                    f"GPU {gpu.index} is also used by pid {process.pid} (user {process.user or 'unknown'}, "
+                    f"`{(process.command or 'unknown')[:100]}`): {(process.used_bytes or 0) / MIB:,.0f} MiB",
+                    why="The GPU would not be free after the stop" if too_much else "As when it was last looked at with the service down",
+                    fix="End that process first, if it may be ended" if too_much else "",
                 )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from ops.gpus import processes
 from ops.jobs.errors import OpsError
 from ops.records import ServiceRecord
-from ops.services import health, launch, spawner
+from ops.services import health, launch, listeners, spawner
 from ops.services.manager import ServiceState, ServiceStatus
 from ops.services.state import read_json, write_file
 
@@ -57,7 +57,11 @@ class ProcessManager:
         common |= {"pid": pid, "start_ticks": ticks, "started_at": processes.started_at(ticks)}
         answer = health.health(self.record.base_url, timeout_s=_HEALTH_TIMEOUT_S)
         was_healthy = self._was_healthy(known)
+        if answer.ok and known["stopping"]:  # it may go on answering for a moment, or until its last stream ends
+            return ServiceStatus(state=ServiceState.UNKNOWN, detail="It is being stopped, and still answers", **common)
         if answer.ok:
+            if not was_healthy and (other := listeners.foreign(health.port_of(self.record.base_url), self.pids())):
+                return ServiceStatus(state=ServiceState.STARTING, detail=f"Its port is answered by something else: {other}", **common)
             if not was_healthy:
                 write_file(self._healthy_file, known["invocation"])
             return ServiceStatus(state=ServiceState.HEALTHY, detail="It answers", **common)

@@ -22,7 +22,7 @@ from ops.jobs.events import EventType
 from ops.jobs.pipeline import Context
 from ops.jobs.redact import log_text, record_secrets
 from ops.records import ServiceRecord
-from ops.services import diagnosis, health, log_lines, state
+from ops.services import diagnosis, health, listeners, log_lines, state
 from ops.services.manager import Manager, ServiceState, ServiceStatus, manager_for
 from ops.services.milestones import PHASES, POSITION, TITLES, Change, Parser
 from ops.services.process import how_it_ended
@@ -212,6 +212,7 @@ class _Watch:
             if clock - asked_at >= (0.1 if POSITION[self.parser.current.phase] >= POSITION["listening"] else 1.0):
                 asked_at = clock
                 if health.health(self.record.base_url).ok:
+                    self._ours()
                     return self._answer(follower)
             if clock - stall_looked_at >= self.STALL_LOOK_S:
                 stall_looked_at = clock
@@ -272,6 +273,14 @@ class _Watch:
         })
 
     # ---- the good end ----
+
+    def _ours(self) -> None:
+        """Raises OpsError if another program answers at the service's port: its answers say nothing of this service, which cannot open the port."""
+        port = health.port_of(self.record.base_url)
+        if other := listeners.foreign(port, self.manager.pids()):
+            raise OpsError(f"Port {port} of service `{self.record.name}` is answered by something else: {other}",
+                           why="The service cannot open it", hint=f'`ss -ltnp "sport = :{port}"` names it: stop it, then start the job again',
+                           kind="port_taken")
 
     def _answer(self, follower: _LogFollower) -> WarmupResult:
         end = time.monotonic() + 5.0

@@ -15,7 +15,7 @@ import pytest
 from ops.gpus.source import MIB, GpuProcess, GpuReading, GpuSnapshot
 from ops.jobs.errors import OpsError
 from ops.records import ServiceRecord
-from ops.services import launch, listeners, preflight, starting
+from ops.services import launch, listeners, preflight, starting, state
 from ops.services.process import ProcessManager
 from tests.ops.services.conftest import Job, wait_for
 
@@ -149,12 +149,14 @@ def test_more_ranks_than_gpus(whole: Make, job: Job) -> None:
     assert "The flags ask for 2 GPUs, and the service has 1" in stops(job, whole(gpus=[0]))
 
 
-def test_others_on_its_gpus_are_a_warning_with_their_name(whole: Make, job: Job) -> None:
+def test_what_others_hold_on_its_gpus_stops_the_job_unless_it_was_so_with_the_service_down(whole: Make, job: Job) -> None:
     other = GpuProcess(pid=4711, used_bytes=500 * MIB, user="bob", command="python train.py")
     snapshot = GpuSnapshot(gpus=[GPUS.gpus[0], GpuReading(index=1, uuid="u", name="n", used_bytes=500 * MIB, processes=[other])])
-    assert stops(job, whole(snapshot=snapshot)) == []
-    [warning] = [one for one in job.of("finding") if one["level"] == "warning"]
-    assert "GPU 1 is also used by pid 4711 (user bob" in warning["title"] and "500 MiB" in warning["title"]
+    record = whole(snapshot=snapshot)
+    [title] = stops(job, record)
+    assert "GPU 1 is also used by pid 4711 (user bob" in title and "500 MiB" in title
+    state.change(record, lambda known: known.update(baseline={"1": 480 * MIB}))
+    assert stops(job, record) == []
 
 
 def test_a_service_without_a_release_can_be_deployed_but_not_restarted(whole: Make, job: Job) -> None:

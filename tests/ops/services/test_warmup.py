@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from ops.gpus.source import GpuReading, GpuSnapshot
 from ops.jobs.errors import Cancelled, OpsError, Timeout
 from ops.records import ServiceRecord
-from ops.services import starting, state, warmup
+from ops.services import health, launch, starting, state, warmup
 from ops.services.milestones import Parser
 from ops.services.process import ProcessManager
 from tests.ops.services.conftest import Job, wait_for
@@ -182,6 +183,33 @@ def test_healthy_but_not_answering_is_an_error(make_record: Make, job: Job) -> N
     with pytest.raises(OpsError, match="does not answer a chat request for model `tiny`") as caught:
         watched(job, make_record({"log": START, "serve": True, "chat": 404}))
     assert "404" in caught.value.why and "/v1/models" in caught.value.hint
+
+
+def test_another_program_that_answers_at_its_port_is_not_the_service(make_record: Make, job: Job) -> None:
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    record = make_record({"hang": True})
+    with ThreadingHTTPServer(("127.0.0.1", health.port_of(record.base_url)), Answers) as other:
+        thread = threading.Thread(target=other.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            launch.write(record)
+            manager = ProcessManager(record)
+            manager.start()
+            status = manager.status()
+            assert status.state == "starting" and f"answered by something else: pid {os.getpid()}" in status.detail
+            with pytest.raises(OpsError, match=f"is answered by something else: pid {os.getpid()}"):
+                warmup.watch(job.context, record)
+        finally:
+            other.shutdown()
+            thread.join()
 
 
 def test_a_service_that_does_not_run_cannot_be_watched(make_record: Make, job: Job) -> None:

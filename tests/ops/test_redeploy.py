@@ -1,0 +1,97 @@
+"""The way back of a redeploy, on a service whose server is a stand-in: what an undo finds, and what it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from ops import redeploy
+from ops.gpus import processes
+from ops.jobs.errors import OpsError
+from ops.records import ServiceRecord
+from ops.services import launch, stopping
+from ops.services.process import ProcessManager
+from tests.ops.services.conftest import Job, job, make_record, wait_for
+
+__all__ = ["job", "make_record"]
+
+Make = Callable[..., ServiceRecord]
+
+
+@pytest.fixture
+def given(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
+    monkeypatch.setattr(stopping, "stop", partial(stopping.stop, timeout_s=0.5))
+    return job
+
+
+def healthy(record: ServiceRecord) -> ProcessManager:
+    launch.write(record)
+    manager = ProcessManager(record)
+    manager.start()
+    wait_for(lambda: manager.status().state == "healthy")
+    return manager
+
+
+def test_a_stop_that_was_cut_off_is_ended_before_the_service_is_started_again(make_record: Make, given: Job) -> None:
+    """It still answers, but was told to end: it may do so at any moment after the undo."""
+    record = given.context.service = make_record({"serve": True, "ignore_term": True})
+    manager = healthy(record)
+    given.context.facts["state_before"] = "healthy"
+    old = manager.status().pid
+    manager.terminate()
+    assert (manager.status().state, manager.status().detail) == ("unknown", "It is being stopped, and still answers")
+    assert "answers again" in redeploy.start_last_good(given.context)
+    assert manager.status().state == "healthy"
+    assert manager.status().pid != old
+
+
+def test_a_service_that_nobody_asked_to_stop_is_left_alone(make_record: Make, given: Job) -> None:
+    record = given.context.service = make_record({"serve": True, "health": 503})  # it is busy, or only starts: no reason to touch it
+    launch.write(record)
+    manager = ProcessManager(record)
+    pid = manager.start().pid
+    assert redeploy.start_last_good(given.context) == ""
+    assert manager.status().pid == pid
+
+
+def test_a_service_that_was_stopped_before_stays_stopped(make_record: Make, given: Job) -> None:
+    given.context.service = make_record()
+    given.context.facts["state_before"] = "stopped"
+    assert redeploy.start_last_good(given.context) == ""
+    assert ProcessManager(given.context.service).pids() == set()
+
+
+def test_a_service_that_had_ended_by_itself_is_tried_once(make_record: Make, given: Job) -> None:
+    record = given.context.service = make_record({"log": [[0, "RuntimeError: no\n"]], "exit": 1})
+    given.context.facts["state_before"] = "failed"
+    assert "did not run before, and does not start" in redeploy.start_last_good(given.context)
+    assert ProcessManager(record).pids() == set()
+    given.context.facts["state_before"] = "healthy"
+    with pytest.raises(OpsError):
+        redeploy.start_last_good(given.context)
+
+
+def test_what_others_hold_on_its_gpus_is_told_and_does_not_keep_it_down(make_record: Make, given: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def held(*arguments: Any, **settings: Any) -> str:
+        raise OpsError("GPU 3 holds 500 MiB", kind="gpus_not_free")
+
+    monkeypatch.setattr(stopping, "wait_gpus_free", held)
+    given.context.service = make_record()
+    given.context.facts["state_before"] = "healthy"
+    assert "answers again" in redeploy.start_last_good(given.context)
+    assert [finding["title"] for finding in given.of("finding")] == ["GPU 3 holds 500 MiB"]
+
+
+def test_downtime_is_saved_when_it_begins_and_never_negative_after_a_reboot(make_record: Make, given: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    given.context.service = make_record()
+    saved: list[dict[str, Any]] = []
+    given.context.save_facts = lambda facts: saved.append(dict(facts))
+    assert redeploy.stop(given.context) == "was not running"
+    assert saved[0]["state_before"] == "stopped" and saved[0]["down_since"]
+    monkeypatch.setattr(processes, "boot_id", lambda: "another")
+    given.context.facts["down_since"]["monotonic"] += 10_000
+    redeploy._answers(given.context)
+    assert 0 <= given.of("downtime.ended")[0]["seconds"] < 10
