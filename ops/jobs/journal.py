@@ -47,19 +47,22 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file as a whole, forced to disk: a reader or a crash sees the old text or the new one. Mode 0600."""
+    """Replaces a file as a whole, forced to disk: a reader or a crash sees the old text or the new one. Mode 0600. Raises OpsError (a full disk)."""
     new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(path)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+    except OSError as error:
+        raise OpsError(f"`{path}` cannot be written", why=error.strerror or str(error), hint="Make room on this disk", kind="disk") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,10 +165,13 @@ def run(steps: Sequence[Step], context: Context, *, fault: Callable[[str, str], 
         if failure and failure[0] is step and outcome in ("failed", "cancelled"):
             context.facts["failure"] = {"step": step.name, "title": step.title, "outcome": outcome, "what": note}
             rollback = context.facts["rollback"] = _roll_back(begun, context)
-    if failure is None:
-        partial = context.facts.get("partial")
-        return Outcome(state=JobState.PARTIAL if partial else JobState.SUCCEEDED, reason=str(partial or ""))
-    return _outcome(*failure, rollback)
+    return finished(context) if failure is None else _outcome(*failure, rollback)
+
+
+def finished(context: Context) -> Outcome:
+    """How a job ended whose steps all ended well."""
+    partial = context.facts.get("partial")
+    return Outcome(state=JobState.PARTIAL if partial else JobState.SUCCEEDED, reason=str(partial or ""))
 
 
 def _roll_back(begun: Sequence[Step], context: Context) -> str:

@@ -134,7 +134,8 @@ def one(paths: NodePaths, job: str) -> bool:
             journal.append_final({**asdict(outcome), "duration_s": None, "downtime_s": None})
             journal.tell()
         else:
-            runner.finish(claim.Claim(envelope, folder, journal, descriptors), paths, outcome, duration_s=_ran_for(path, began), downtime_s=None)
+            runner.finish(claim.Claim(envelope, folder, journal, descriptors), paths, outcome, duration_s=_ran_for(path, began),
+                          downtime_s=_downtime(path))
         return True
     finally:
         journal.close()
@@ -170,11 +171,15 @@ def _outcome(paths: NodePaths, folder: Path, journal: Journal, envelope: Envelop
                                           "duration_s": max(0.0, (events[-1].at if events else running.at) - running.at)})
     facts = runner.read_facts(folder)
     rollback = "none"
-    if envelope.params.get("rollback", True) and facts.get("begun"):
+    if facts.get("begun"):
         try:
             context = runner.context_for(paths, NodeConfig.load(paths.node_toml), envelope, journal, facts=facts)
             context.lock_fds = descriptors
             steps = {step.name: step for step in runner.steps_of(envelope, context)}
+            if not facts.get("failure") and set(steps) <= set(facts.get("finished", [])):
+                return pipeline.finished(context)  # only its last word is missing: nothing is undone that was done
+            if not envelope.params.get("rollback", True):
+                return _interrupted(reason, "none")
             rollback = pipeline.undo([steps[name] for name in facts["begun"] if name in steps], context)
         except OpsError as error:
             journal(EventType.STEP_LOG, {"step": facts["begun"][-1], "text": f"{error}\n", "dropped_bytes": 0})
@@ -212,6 +217,13 @@ def _ran_for(path: Path, began: float) -> float | None:
     """Seconds from the claim to now. The job's two processes share no monotonic clock, so the wall clock must do; never below 0."""
     first = Tail(path).read(limit=1)
     return max(time.monotonic() - began, time.time() - first[0].at) if first else None
+
+
+def _downtime(path: Path) -> float | None:
+    """Seconds that the service was down in this job, as its processes said; None if it never was."""
+    told = [event.data.get("seconds") for event in _all(path) if event.type == EventType.DOWNTIME_ENDED]
+    known = [seconds for seconds in told if isinstance(seconds, (int, float))]
+    return sum(known) if known else None
 
 
 def shut_down(paths: NodePaths, job: str, *, grace_s: float = 10) -> None:

@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -198,7 +198,8 @@ def finish(claimed: claim.Claim, paths: NodePaths, outcome: Outcome, *, duration
     """
     locks, job = claimed.envelope.locks, claimed.envelope.job
     if left := marks.end_marked(job, grace_s=_POLITE_END_S):
-        claim.hold(paths, locks, job, f"Processes of this job could not be ended: {marks.tell(left)}")
+        # The console keeps the lock, as this node does, for a job whose rollback failed: and things are not as they were.
+        outcome = replace(outcome, rollback="failed", reason=f"{outcome.reason}. Processes could not be ended: {marks.tell(left)}".removeprefix(". "))
     if outcome.rollback == "failed":
         claim.hold(paths, locks, job, f"The rollback failed: {outcome.reason}")
     elif outcome.state == JobState.SUCCEEDED and claimed.envelope.type in claim.REPAIRS:
