@@ -27,6 +27,7 @@ from redis.exceptions import RedisError
 from dashboard import permissions, redis_clients
 from dashboard.models import AuditEntry, Channel, Job, JobEvent, JobLock, LockFence, Node, Service
 from ops.jobs import streams
+from ops.jobs.claim import REPAIRS
 from ops.jobs.envelope import Envelope
 from ops.jobs.errors import BadInput, Busy, OpsError
 from ops.jobs.events import FINAL_STATES, JobState
@@ -39,7 +40,6 @@ PARAMS_MAX_BYTES = 256 * 1024
 CHANGES = "changes"  # stream for the live view: what happened to which job
 CHANGES_KEPT = 1000
 CONTROL_KEPT = 1000
-REPAIRS = frozenset({"restart", "practice-reset"})
 
 
 def start(*, type: str, node: str | Node, service: str | Service | None = None, params: dict[str, Any] | None = None,

@@ -19,6 +19,7 @@ from django.db.models import F
 from django.db.models.functions import Greatest
 
 from dashboard.models import BenchmarkLevel, BenchmarkRun, Job, JobLock, JobStep, LockFence
+from ops.jobs.claim import REPAIRS
 from ops.jobs.events import FINAL_STATES, LOCKING_STATES, Event, EventType, JobState
 
 FINDINGS_KEPT = 500
@@ -28,6 +29,16 @@ LEVEL_COLUMNS = ("output_tok_s", "e2e_mean_s", "e2e_p50_s", "e2e_p99_s", "ttft_p
 def when(at: float) -> datetime:
     """Seconds since the epoch as a time; a node's nonsense clock gives the nearest time that a database takes."""
     return datetime.fromtimestamp(min(max(at, 0.0), 32_503_680_000.0), UTC)
+
+
+def _keep_for_a_person(lock: JobLock) -> None:
+    """A repair that did not succeed gives the lock back to the job whose rollback failed: on the node it is kept, too."""
+    for earlier in JobLock.objects.filter(node=lock.node, lock=lock.lock, fence__lt=lock.fence).select_related("job").order_by("-fence"):
+        if earlier.job.rollback == "failed" and earlier.job.is_final:
+            JobLock.objects.filter(pk=earlier.pk).update(held=True)
+            return
+        if earlier.job.type not in REPAIRS or earlier.job.state == JobState.SUCCEEDED:
+            return  # nobody had to look since then
 
 
 class JobProjection:
@@ -118,7 +129,11 @@ class JobProjection:
         job = self.job
         holds = job.state in LOCKING_STATES or (job.state in FINAL_STATES and job.rollback == "failed")
         if not holds:
+            left = list(JobLock.objects.filter(job=job, held=True))
             JobLock.objects.filter(job=job, held=True).update(held=False)
+            if job.type in REPAIRS and job.state != JobState.SUCCEEDED:
+                for lock in left:
+                    _keep_for_a_person(lock)
             return
         for lock in JobLock.objects.filter(job=job, held=False):
             JobLock.objects.filter(node=lock.node, lock=lock.lock, held=True, fence__lt=lock.fence).exclude(job=job).update(held=False)

@@ -190,6 +190,18 @@ def test_a_failed_rollback_keeps_the_lock(told: tuple[Job, Speaker]) -> None:
     assert [lock.held for lock in job.locks.all()] == [True]
 
 
+def test_a_repair_that_fails_gives_the_lock_back_and_one_that_succeeds_frees_it(told: tuple[Job, Speaker], service: Service) -> None:
+    """The node keeps it as long: a job that the console let through would wait there without an end."""
+    _, node = told
+    record([node.claimed(), node.finished("failed", rollback="failed")])
+    for fence, end, held_by in ((8, "failed", [1]), (9, "cancelled", [1]), (10, "succeeded", []), (11, "failed", [])):
+        repair = Speaker(new_job(service, type="restart"))
+        record([repair.claimed(type="restart", fence={"service:kimi-k25": fence})])
+        assert list(JobLock.objects.filter(held=True).values_list("fence", flat=True)) == [fence]
+        record([repair.finished(end)])
+        assert list(JobLock.objects.filter(held=True).values_list("job__number", flat=True)) == held_by
+
+
 def test_the_higher_fence_has_the_lock(told: tuple[Job, Speaker], service: Service) -> None:
     """The first job's end was not told yet, but the node gave the lock to the second: it knows."""
     _, node = told
