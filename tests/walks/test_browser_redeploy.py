@@ -29,7 +29,8 @@ def stack(short_path: Path) -> Iterator[PracticeStack]:
 
 def step_states(page: Page) -> dict[str, str]:
     """What the step list says now: step name -> the label of its icon ("done", "running", "to come", ...)."""
-    pairs = page.evaluate("[...document.querySelectorAll('.steps [data-step]')].map(e => [e.dataset.step, e.querySelector('svg')?.getAttribute('aria-label') ?? ''])")
+    pairs = page.evaluate("[...document.querySelectorAll('.steps [data-step]')].map("
+                          "e => [e.dataset.step, e.querySelector('svg')?.getAttribute('aria-label') ?? ''])")
     return dict(pairs)
 
 

@@ -37,8 +37,9 @@ class PracticeNode:
 
         said: list[tuple[str, dict[str, Any]]] = []
         locks = sorted(KINDS[type].locks(self.record.name, params))
+        snapshot = {"channel": box.channel(self.root).as_dict(), "suite": suite}
         envelope = Envelope.make(type=type, node="practice", service=self.record.as_dict(), params=params, locks=locks,
-                                 fence=claim.next_fences(self.paths, locks), snapshot={"channel": box.channel(self.root).as_dict(), "suite": suite}, by="test", now=time.time())
+                                 fence=claim.next_fences(self.paths, locks), snapshot=snapshot, by="test", now=time.time())
         outcome = runner.run_here(self.paths, envelope, on_event=lambda type, data: said.append((type, json.loads(json.dumps(data)))))
         return outcome, said
 
@@ -112,7 +113,8 @@ def test_coupling_off_crashes_as_in_the_story_and_rolls_back_by_itself(node: Pra
 
 def test_a_failing_smoke_test_rolls_back_too(node: PracticeNode) -> None:
     before = releases.current(node.record)
-    impossible = {"name": "factual", "kind": "factual", "title": "A factual question", "prompt": "What is the capital of France?", "expect": "Canberra"}
+    impossible = {"name": "factual", "kind": "factual", "title": "A factual question", "prompt": "What is the capital of France?",
+                  "expect": "Canberra"}
     outcome, said = node.run("redeploy", suite=[impossible], sweep=False, purge=False)
     assert (outcome.state, outcome.rollback) == (JobState.FAILED, "done")
     assert "factual" in outcome.reason

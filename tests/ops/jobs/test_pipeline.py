@@ -56,7 +56,8 @@ def test_steps_run_in_order_and_tell_their_notes(context: Context, told: Told) -
     outcome = pipeline.run([step("one", calls), step("two", calls)], context)
     assert outcome.state == JobState.SUCCEEDED
     assert calls == ["one", "two"]
-    assert [(f["step"], f["outcome"], f["note"]) for f in told.of(EventType.STEP_FINISHED)] == [("one", "done", "one note"), ("two", "done", "two note")]
+    finished = [(f["step"], f["outcome"], f["note"]) for f in told.of(EventType.STEP_FINISHED)]
+    assert finished == [("one", "done", "one note"), ("two", "done", "two note")]
 
 
 def test_a_failure_undoes_in_reverse_and_later_steps_do_not_run(context: Context) -> None:
