@@ -14,6 +14,7 @@ from django.utils import timezone
 from dashboard.estimates import EARLIER, Usual, usual
 from dashboard.models import BenchmarkRun, Job, JobEvent, JobStep
 from dashboard.templatetags.roundhouse import clock, clock_unit, rate, size
+from dashboard.templatetags.roundhouse import took as took_words
 from ops.jobs.events import EventType, JobState
 
 TITLES = {
@@ -158,7 +159,7 @@ def _step_row(job: Job, step: JobStep, known: Usual) -> dict[str, Any]:
         state, took = "not reached", "not reached"
     elif state == "todo":
         expected = known.steps.get(step.name)
-        took = "" if expected is None else f"~{clock(expected)}"
+        took = "" if expected is None else f"~{took_words(expected)}"
     elif state == "running":
         since = step.started_at
     elif step.duration_s is not None:

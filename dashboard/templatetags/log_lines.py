@@ -52,7 +52,7 @@ def _ansi(text: str) -> str:
         if match is None:
             break
         at = match.end()
-        for code in [int(c or 0) for c in match.group(1).split(";")]:
+        for code in [int(c or 0) for c in match.group(1).split(";") if len(c) < 4]:  # no code is longer, and Python refuses thousands of digits
             if code == 0:
                 bold, colour = False, ""
             elif code == 1:

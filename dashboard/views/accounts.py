@@ -13,7 +13,7 @@ from django.conf import settings
 from django.contrib.auth import authenticate, get_user_model, login, logout
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render, resolve_url
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
@@ -26,9 +26,9 @@ BACKEND = "django.contrib.auth.backends.ModelBackend"
 
 
 def _next(request: HttpRequest) -> str:
-    """Where to go afterwards: only to this console itself."""
+    """Where to go afterwards: a path of this console itself."""
     wanted = request.POST.get("next") or request.GET.get("next") or ""
-    if url_has_allowed_host_and_scheme(wanted, allowed_hosts={request.get_host()}, require_https=request.is_secure()):
+    if wanted.startswith("/") and url_has_allowed_host_and_scheme(wanted, allowed_hosts={request.get_host()}, require_https=request.is_secure()):
         return wanted
     return resolve_url(settings.LOGIN_REDIRECT_URL)
 
@@ -45,8 +45,8 @@ def _page(request: HttpRequest, *, status: int = 200, **context: Any) -> HttpRes
 def sign_in(request: HttpRequest) -> HttpResponse:
     """By name and password, for those who have set one."""
     if request.method != "POST":
-        return redirect(_next(request)) if request.user.is_authenticated else _page(request)
-    username = request.POST.get("username", "")[:150]
+        return HttpResponseRedirect(_next(request)) if request.user.is_authenticated else _page(request)
+    username = request.POST.get("username", "")[:150].replace("\0", "")  # PostgreSQL takes no NUL
     user = authenticate(request, username=username, password=request.POST.get("password", "")[:1000])
     if user is None:
         AuditEntry.objects.create(action="account.sign_in_refused", subject=username[:150])
@@ -54,7 +54,7 @@ def sign_in(request: HttpRequest) -> HttpResponse:
             "what": "This name and password do not belong together", "why": "", "hint": "Try again, or ask for a sign-in link"})
     login(request, user)
     AuditEntry.objects.create(by_id=user.pk, action="account.signed_in", subject=user.get_username(), data={"with": "password"})
-    return redirect(_next(request))
+    return HttpResponseRedirect(_next(request))
 
 
 @login_not_required
@@ -71,7 +71,7 @@ def sign_in_by_link(request: HttpRequest, token: str) -> HttpResponse:
         return _page(request, status=410, error=gone)
     login(request, user, backend=BACKEND)
     AuditEntry.objects.create(by_id=user.pk, action="account.signed_in", subject=user.get_username(), data={"with": "link"})
-    return redirect(_next(request))
+    return HttpResponseRedirect(_next(request))
 
 
 @require_POST

@@ -10,9 +10,11 @@ from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
 from dashboard.models import BenchmarkRun, Service
+from dashboard.templatetags.roundhouse import size
 from dashboard.views.jobs import sweep_panel
 
 PAGE = 50
+FINGERPRINT_TWICE = frozenset({"at", "versions", "hash"})  # the run's own time; a part of packages; for programs
 
 
 @require_safe
@@ -64,8 +66,10 @@ def fingerprint_groups(found: dict[str, Any]) -> list[dict[str, Any]]:
     groups: list[dict[str, Any]] = []
     plain: list[tuple[str, str]] = []
     for key, value in found.items():
+        if key in FINGERPRINT_TWICE:
+            continue
         if isinstance(value, dict) and value:
-            groups.append({"title": key.replace("_", " "), "rows": list(_flat("", value))})
+            groups.append({"title": key.replace("_", " "), "rows": list(_flat("", value, names=key in ("packages", "env")))})
         else:
             plain.append((key.replace("_", " "), _shown(value)))
     if plain:
@@ -73,16 +77,21 @@ def fingerprint_groups(found: dict[str, Any]) -> list[dict[str, Any]]:
     return groups
 
 
-def _flat(prefix: str, value: dict[str, Any]) -> Any:
+def _flat(prefix: str, value: dict[str, Any], *, names: bool = False) -> Any:
+    """Rows of name and value. `names`: the keys are names of things and stay as they are; else they are words."""
     for key, inner in value.items():
-        name = f"{prefix}{key}"
+        name = f"{prefix}{key if names else key.replace('_', ' ')}"
         if isinstance(inner, dict) and inner:
-            yield from _flat(f"{name}.", inner)
+            yield from _flat(f"{name} ", inner, names=names)
+        elif key.endswith("_bytes") and isinstance(inner, int):
+            yield name.removesuffix(" bytes"), size(inner)
         else:
             yield name, _shown(inner)
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if value is None or value == {} or value == []:
         return ""
     if isinstance(value, list):

@@ -49,7 +49,7 @@ function ansi(text) {
 }
 
 export class LogView {
-  lines = []; seq = 0; rest = ""; follow = true; wrap = false; hits = []; hit = -1; query = ""; ready = false;
+  lines = []; seq = 0; rest = ""; follow = true; wrap = false; hits = []; hit = -1; query = ""; ready = false; decisive = -1;
   #waiting = []; #tops = null; #columns = 0; #frame = 0; #missed = 0; #kept = { top: 0, left: 0 };
   constructor(block, { live }) {
     this.block = block; this.step = block.dataset.logStep; this.live = live;
@@ -91,7 +91,14 @@ export class LogView {
     if (this.lines.length) this.#show();
     for (const event of waiting) this.add(event);
     this.#count();
-    if (!this.live && this.lines.length) this.#jumpToHash() || this.#soon();
+    if (!this.live && this.lines.length && !this.#jumpToHash()) this.#showDecisive();
+  }
+  // Of a failed step: the line that decided it, wherever it stands, instead of the end.
+  #showDecisive() {
+    const text = this.block.dataset.logDecisive?.trim();
+    this.decisive = text ? this.lines.findIndex((line) => plain(line).includes(text)) : -1;
+    if (this.decisive >= 0) { this.follow = false; this.#labels(); this.view.scrollTop = Math.max(0, this.#top(this.decisive) - this.view.clientHeight / 3); }
+    this.#draw();
   }
   #show() {
     if (this.shown) return;
@@ -100,6 +107,7 @@ export class LogView {
     this.view.replaceChildren(this.space);
     this.#draw();
     this.view.scrollTop = this.view.scrollHeight;
+    this.#draw();
   }
   add(event) {
     if (!this.ready) { this.#waiting.push(event); return; }
@@ -182,7 +190,7 @@ export class LogView {
   #row(n) {
     const li = document.createElement("li"), number = document.createElement("a"), text = document.createElement("span");
     number.href = `#L${n + 1}`; number.textContent = (n + 1).toLocaleString("en"); number.tabIndex = -1;
-    if (location.hash === `#L${n + 1}`) li.className = "decisive";
+    if (location.hash === `#L${n + 1}` || n === this.decisive) li.className = "decisive";
     if (this.query) this.#marked(text, n);
     else for (const [name, piece] of pieces(this.lines[n])) {
       if (!name) { text.append(piece); continue; }

@@ -1,0 +1,151 @@
+"""Takes the pictures of this folder from a running practice box: all pages, both themes, both widths, real practice data.
+
+    make demo                                          # in one terminal; wait for its report
+    .venv/bin/python docs/images/take.py LINK          # in another, with the sign-in link that it prints
+
+It presses the buttons that a person would press: a redeploy, a reset of the box, and a redeploy whose packages do not agree.
+Takes about four minutes.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import sys
+import time
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+HERE = Path(__file__).parent
+ARGS = ["--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-gpu"]
+WEBP = """async (png) => { const image = new Image(); image.src = 'data:image/png;base64,' + png; await image.decode();
+  const canvas = new OffscreenCanvas(image.width, image.height); canvas.getContext('2d').drawImage(image, 0, 0);
+  const blob = await canvas.convertToBlob({ type: 'image/webp', quality: 0.75 }); const bytes = new Uint8Array(await blob.arrayBuffer());
+  let text = ''; for (const byte of bytes) text += String.fromCharCode(byte); return btoa(text); }"""
+CRASH = """(APIServer pid=611582) INFO 03-02 04:11:01 [api_server.py:1346] vLLM API server version 0.16.0rc2.dev344
+(Worker_TP0 pid=611710) ERROR 03-02 04:11:28 [multiproc_executor.py:751] Traceback (most recent call last):
+(Worker_TP0 pid=611710) ERROR 03-02 04:11:28 [multiproc_executor.py:751]   File ".../site-packages/flashinfer/jit/env.py", line 1456
+(Worker_TP0 pid=611710) ERROR 03-02 04:11:28 [multiproc_executor.py:751]     raise RuntimeError(
+(Worker_TP0 pid=611710) ERROR 03-02 04:11:28 [multiproc_executor.py:751] RuntimeError: flashinfer-cubin version (0.6.3) does not match flashinfer \
+version (0.6.4). Please install the same version of both packages.
+(EngineCore_DP0 pid=611650) ERROR 03-02 04:11:31 [core.py:946] EngineCore failed to start.
+(APIServer pid=611582) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+
+
+class Camera:
+    """One browser window, and a second one that turns its pictures into WebP."""
+
+    def __init__(self, browser: Browser) -> None:
+        self.page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+        self.dark_room = browser.new_context().new_page()
+
+    def take(self, name: str, *, full: bool = True) -> None:
+        for theme, width in (("light", 1440), ("dark", 1440), ("dark", 390), ("light", 390)):
+            self.page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+            self.page.set_viewport_size({"width": width, "height": 900 if width > 400 else 844})
+            self.page.wait_for_timeout(350)
+            png = base64.b64encode(self.page.screenshot(full_page=full)).decode()
+            file = HERE / f"{name}{'-390' if width == 390 else ''}{'-dark' if theme == 'dark' else ''}.webp"
+            file.write_bytes(base64.b64decode(self.dark_room.evaluate(WEBP, png)))
+        self.page.emulate_media(color_scheme="light")
+        self.page.set_viewport_size({"width": 1440, "height": 900})
+
+    def go(self, address: str) -> None:
+        self.page.goto(address)
+        self.page.wait_for_timeout(1200)
+
+    def until(self, expression: str, seconds: float = 120) -> None:
+        end = time.monotonic() + seconds
+        while not self.page.evaluate(f"Boolean({expression})"):
+            if time.monotonic() > end:
+                raise SystemExit(f"not within {seconds} s: {expression}")
+            self.page.wait_for_timeout(100)
+
+
+ENDED = "'final' in document.body.dataset"
+
+
+def take_all(camera: Camera, link: str) -> None:
+    page: Page = camera.page
+    base = link.split("/sign-in/")[0]
+    service = f"{base}/services/practice/kimi-k25/"
+    page.goto(f"{base}/sign-in/")
+    camera.take("sign-in")
+    page.goto(link)
+    page.click("text=Sign in to Roundhouse")
+    for name, path in (("fleet", "/"), ("node", "/nodes/practice/"), ("services", "/services/"), ("service", "/services/practice/kimi-k25/"),
+                       ("jobs", "/jobs/"),
+                       ("benchmarks", "/benchmarks/"), ("cleanup", "/cleanup/"), ("settings", "/settings/")):
+        camera.go(base + path)
+        if name == "fleet":
+            page.wait_for_timeout(3000)
+        camera.take(name)
+    page.goto(f"{base}/benchmarks/")
+    page.click("tbody a >> nth=0")
+    camera.until("document.querySelector('#throughput .main-svg')")
+    camera.take("benchmark-run")
+    camera.go(f"{base}/jobs/?type=redeploy")
+    page.click("tbody a >> nth=0")
+    camera.until("document.querySelector('#throughput .main-svg')")
+    camera.take("job-report")
+    camera.go(f"{base}/diagnose/")
+    page.fill("#text", CRASH)
+    page.click("text=Find the decisive line")
+    camera.take("diagnose")
+
+    camera.go(base)
+    page.click("text=Reset practice box…")
+    page.wait_for_selector("dialog[open]")
+    camera.take("dialog", full=False)
+    page.click("dialog >> text=Reset the practice box >> nth=-1")
+    page.wait_for_url(re.compile("/jobs/"))
+    camera.until(ENDED)
+
+    camera.go(service)
+    page.click("header >> text=Redeploy…")
+    page.wait_for_url(re.compile("/plans/"))
+    camera.until("document.querySelector('[name=plan_hash]')")
+    camera.take("plan")
+    page.click("form[action*='redeploy'] button:not([type])")
+    page.wait_for_url(re.compile("/jobs/"))
+    camera.until("document.querySelector('[data-phase=load] .state-run')")
+    camera.take("job-warmup")
+    camera.until("document.querySelector('[data-level=\"32\"] .state-run') && document.getElementById('live')?.data?.[0].x.length > 1")
+    camera.take("job-sweep")
+    camera.until(ENDED)
+
+    camera.go(service)
+    page.click("text=Reset practice box…")
+    page.wait_for_selector("dialog[open]")
+    page.click("dialog >> text=Reset the practice box >> nth=-1")
+    page.wait_for_url(re.compile("/jobs/"))
+    camera.until(ENDED)
+    camera.go(service)
+    page.click("text=Plan a redeploy with other choices")
+    page.select_option("#coupling", "off")
+    page.click("text=Make this plan")
+    page.wait_for_url(re.compile("/plans/"))
+    camera.until("document.querySelector('[name=plan_hash]')")
+    camera.take("plan-coupling-off")
+    page.click("form[action*='redeploy'] button:not([type])")
+    page.wait_for_url(re.compile("/jobs/"))
+    camera.until(ENDED, 180)
+    page.wait_for_timeout(8000)
+    camera.take("job-failed")
+    camera.go(base)
+    camera.take("fleet-needs-you")
+
+
+def main() -> None:
+    if len(sys.argv) != 2 or "/sign-in/" not in sys.argv[1]:
+        raise SystemExit(__doc__)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", chromium_sandbox=False, args=ARGS)
+        take_all(Camera(browser), sys.argv[1])
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
