@@ -142,13 +142,26 @@ def differences(one: Plan, other: Plan) -> list[str]:
                         ("current", "the release in use"), ("wanted_version", "the wanted version")):
         if getattr(one, name) != getattr(other, name):
             told.append(f"{title} changed from {getattr(one, name)} to {getattr(other, name)}")
-    if [(g["holds"], g["sha256"], g["guard"]) for g in one.guards] != [(g["holds"], g["sha256"], g["guard"]) for g in other.guards]:
-        told.append("a guard, or a file that one looks at, changed")
-    if one.patched_files != other.patched_files:
-        told.append("files of the release in use were edited")
+    if moved := _told_guards(one) ^ _told_guards(other):
+        told.append(f"a guard, or a file that one looks at, changed: {_few({path for path, _ in moved})}")
+    if moved := _told_files(one) ^ _told_files(other):
+        told.append(f"files of the release in use were edited: {_few({path for path, _ in moved})}")
     if not told and one.input_state != other.input_state:
         told.append("files of the release in use changed")
     return told
+
+
+def _told_guards(plan: Plan) -> set[tuple[str, str]]:
+    return {(guard["path"], json.dumps([guard["guard"], guard["holds"], guard["sha256"]], sort_keys=True)) for guard in plan.guards}
+
+
+def _told_files(plan: Plan) -> set[tuple[str, str]]:
+    return {(found["path"], json.dumps(found, sort_keys=True)) for found in plan.patched_files}
+
+
+def _few(names: set[str]) -> str:
+    some = sorted(names)
+    return ", ".join(f"`{name}`" for name in some[:5]) + (f" and {len(some) - 5} more" if len(some) > 5 else "")
 
 
 def default_uv(record: ServiceRecord, log: Callable[[str], None] | None = None) -> Uv:

@@ -179,9 +179,32 @@ def _roll_back(begun: Sequence[Step], context: Context) -> str:
 
 
 def undo(begun: Sequence[Step], context: Context) -> str:
-    """Runs the undo of `begun` in reverse order: "none" (nothing to undo), "done" or "failed". Repeatable: each undo looks first."""
-    result = "none"
+    """Runs the undo of `begun` in reverse order: "none" (nothing to undo), "done" or "failed". Repeatable: each undo looks first.
+
+    A full disk does not end it: an undo matters more than its story, so what cannot be written then is left out.
+    """
+    emit, save_facts = context.emit, context.save_facts
     context.undoing, context.deadline = True, None
+    context.emit, context.save_facts = _if_it_can(emit), _if_it_can(save_facts)
+    try:
+        return _undo(begun, context)
+    finally:
+        context.emit, context.save_facts, context.undoing = emit, save_facts, False
+
+
+def _if_it_can(write: Callable[..., None]) -> Callable[..., None]:
+    def quiet(*arguments: Any) -> None:
+        try:
+            write(*arguments)
+        except OpsError as error:
+            if error.kind != "disk":
+                raise
+
+    return quiet
+
+
+def _undo(begun: Sequence[Step], context: Context) -> str:
+    result = "none"
     for step in reversed(begun):
         if step.undo is None:
             continue
@@ -201,7 +224,6 @@ def undo(begun: Sequence[Step], context: Context) -> str:
             break  # a later undo builds on this one: a person has to look
         if note:  # an undo that found nothing to put back says nothing
             result = "done"
-    context.undoing = False
     return result
 
 

@@ -162,7 +162,7 @@ def _outcome(paths: NodePaths, folder: Path, journal: Journal, envelope: Envelop
     events = list(_all(journal_path(paths, folder.name)))
     found = runner_of(journal_path(paths, folder.name))
     if found is None or envelope is None:
-        return _interrupted("It stopped while it was being claimed", "none")
+        return _interrupted("It stopped while it was being claimed: a crash, or a full disk", "none")
     cause = f"its runner (pid {found.pid}) was killed" if found.boot_id == boot_id() else "this machine was restarted"
     running = _running_step(events)
     reason = f"Interrupted in step `{running.data['step']}`: {cause}" if running else f"Interrupted between steps: {cause}"

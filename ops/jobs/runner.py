@@ -183,10 +183,10 @@ def carry_out(running: Running) -> Outcome:
         outcome = pipeline.run(running.steps, context, fault=crash_at)
     except OpsError as error:
         # The journal itself could not be written (a full disk): the pipeline could not go on, so what it began is undone from here.
-        outcome = Outcome(state=JobState.FAILED, reason=error.what, reason_kind="expected", rollback=_undo_quietly(running), error=error.as_dict())
+        outcome = Outcome(state=JobState.FAILED, reason=error.what, reason_kind="expected", rollback=_undo_begun(running), error=error.as_dict())
     except Exception as error:  # noqa: BLE001  (a bug outside of a step: told as one, and what was begun is undone)
         told = OpsError(f"{type(error).__name__} in the job's runner: {error}", kind="bug", why=traceback.format_exc(limit=5))
-        outcome = Outcome(state=JobState.FAILED, reason=told.what, reason_kind="bug", rollback=_undo_quietly(running), error=told.as_dict())
+        outcome = Outcome(state=JobState.FAILED, reason=told.what, reason_kind="bug", rollback=_undo_begun(running), error=told.as_dict())
     finish(running.claimed, context.paths, outcome, duration_s=time.monotonic() - began, downtime_s=running.downtime_s)
     return outcome
 
@@ -220,17 +220,8 @@ def finish(claimed: claim.Claim, paths: NodePaths, outcome: Outcome, *, duration
     claimed.journal.close()
 
 
-def _undo_quietly(running: Running) -> str:
-    """Undoes what was begun, although the journal may refuse events."""
-    context, loud = running.context, running.context.emit
-
-    def emit(type: str, data: dict[str, Any]) -> None:
-        try:
-            loud(type, data)
-        except OpsError:
-            pass  # the disk is full: the undo matters more than its story
-
-    context.emit = emit
+def _undo_begun(running: Running) -> str:
+    context = running.context
     begun = set(context.facts.get("begun", []))
     if not context.params.get("rollback", True):
         return "none"

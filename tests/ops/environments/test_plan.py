@@ -164,7 +164,9 @@ def test_the_hash_follows_what_decides_the_build(record: ServiceRecord, live: Pa
         options = {"version": "0.16.0rc2.dev313"}
     after = plan.make(record, channel, **options)
     assert not plan.same_build(before, after)
-    assert plan.differences(before, after)
+    told = "; ".join(plan.differences(before, after))
+    assert {"edit": "vllm/config.py", "guard": str(Path(record.model_path, "config.json")), "wheel": "`torch` 2.10.0+practice is another file",
+            "coupling": "the coupling choice", "version": "`vllm` was"}[change] in told
 
 
 def test_a_plan_that_was_changed_on_its_way_is_refused(record: ServiceRecord, channel: Channel):

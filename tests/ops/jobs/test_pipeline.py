@@ -104,6 +104,23 @@ def test_a_bug_is_told_as_a_bug_with_its_traceback_in_the_log(context: Context, 
     assert "ZeroDivisionError" in told.of(EventType.STEP_LOG)[0]["text"]
 
 
+def test_a_full_disk_does_not_end_an_undo(context: Context) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise OpsError("the journal cannot be written", kind="disk")
+
+    def back(context: Context) -> str:
+        context.log("stopping")
+        context.save_facts(context.facts)
+        calls.append("put back")
+        return "put back"
+
+    calls: list[str] = []
+    context.emit = context.save_facts = refuse
+    assert pipeline.undo([Step(name="one", title="One", do=lambda c: None, undo=back)], context) == "done"
+    assert calls == ["put back"]
+    assert context.emit is refuse and not context.undoing
+
+
 def test_cancel_inside_a_step_undoes_and_ends_cancelled(context: Context) -> None:
     calls: list[str] = []
     outcome = pipeline.run([step("one", calls), step("two", calls, fails=Cancelled())], context)
