@@ -18,6 +18,7 @@ from ops.environments import coupling as coupling_rules
 from ops.environments import guards, integrity, packages, releases
 from ops.gpus.source import GpuSnapshot
 from ops.jobs.errors import OpsError
+from ops.jobs.redact import redact
 from ops.records import ServiceRecord
 
 # Families of settings, whose values matter for numbers; a name in them that speaks of a secret stays hidden all the same.
@@ -70,7 +71,7 @@ def hide_flags(flags: list[str]) -> list[str]:
             continue  # --api-key takes several values
         secret = bool(_SECRET_FLAG.match(flag)) and not _NO_SECRET_FLAG.match(flag)
         hide_next = secret and "=" not in flag
-        shown.append(f"{flag.partition('=')[0]}={HIDDEN}" if secret and "=" in flag else flag)
+        shown.append(f"{flag.partition('=')[0]}={HIDDEN}" if secret and "=" in flag else redact(flag))
     return shown
 
 

@@ -14,8 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from ops.gpus.source import GpuProcess, GpuSnapshot
+from ops.jobs.redact import hide_in_command, plain_text
 
 PROC = Path("/proc")
+COMMAND_LENGTH = 4000  # characters: a program may have megabytes of arguments, and telemetry tells this every second
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -88,7 +90,10 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 def describe(pid: int) -> tuple[str | None, str | None, float | None]:
-    """(user, command line, started at in seconds since the epoch); each None where it cannot be read (gone, or another's process)."""
+    """(user, command line, started at in seconds since the epoch); each None where it cannot be read (gone, or another's process).
+
+    The command line goes to pages and logs: secrets in it (`--api-key X`) are hidden here already, and it is plain text of bounded length.
+    """
     found = look(pid)
     if found is None:
         return None, None, None
@@ -104,10 +109,12 @@ def describe(pid: int) -> tuple[str | None, str | None, float | None]:
     except OSError:
         user = None
     try:
-        words = [word.decode(errors="replace") for word in (folder / "cmdline").read_bytes().split(b"\0") if word]
+        with (folder / "cmdline").open("rb") as file:
+            words = [word.decode(errors="replace") for word in file.read(4 * COMMAND_LENGTH).split(b"\0") if word]
         # A process that renamed itself (VLLM::Worker_TP0) has its title as the one and only word.
-        command = words[0] if len(words) == 1 else shlex.join(words)
-        command = command or f"[{(folder / 'comm').read_text().strip()}]"
+        shown = hide_in_command(words)
+        command = shown[0] if len(shown) == 1 else shlex.join(shown)
+        command = plain_text(command or f"[{(folder / 'comm').read_text().strip()}]").replace("\n", " ")[:COMMAND_LENGTH]
     except OSError:
         command = None
     return user, command, started_at(found.start_ticks)

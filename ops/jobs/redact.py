@@ -7,32 +7,52 @@ arguments in vLLM's startup line) and by value (what the service's own environme
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 HIDDEN = "[redacted]"
 
-_PRIVATE_NAME = r"(?:api[_-]?keys?|hf[_-]?(?:hub[_-]?)?token|auth[_-]?token|access[_-]?token|password|passwd|secret[_-]?key|client[_-]?secret)"
+_PRIVATE_NAME = (
+    r"(?:api[_-]?keys?|(?:hf[_-]?|hub[_-]?|hugging[_-]?face[_-]?)+token|(?:auth|access|refresh|session|bearer|api|github|gh)[_-]?token"
+    r"|password|passwd|passphrase|(?:secret|private)[_-]?key|secret[_-]?access[_-]?key|client[_-]?secret)"
+)
+_UNLESS_SAID = r"(?!None\b|True\b|False\b|null\b|true\b|false\b|\[redacted\]|'\[redacted\]|\"\[redacted\])"
+_SINGLE, _DOUBLE = r"'(?:[^'\\]|\\.)*'?", r'"(?:[^"\\]|\\.)*"?'  # with escapes, and to the end of the text if it is cut off
 
 # What each form needs is looked for first, in lower case: of a megabyte of an ordinary log all forms together would take 0.6 s.
-_NAMED = ("api_k", "api-k", "apik", "token", "passw", "secret")
+_NAMED = ("api_k", "api-k", "apik", "token", "passw", "passph", "secret", "private")
 _FORMS: list[tuple[tuple[str, ...], re.Pattern[str], str]] = [
     # The token's own shape. The boundary keeps words such as `hf_overrides` and `sk-learn`: a token has a long body without blanks.
     (("hf_",), re.compile(r"\bhf_[A-Za-z0-9]{16,}\b"), HIDDEN),
-    (("sk-",), re.compile(r"\bsk-(?:[A-Za-z]+-)*[A-Za-z0-9_-]{16,}"), HIDDEN),
-    (("bearer",), re.compile(r"(?i)\b(bearer\s+)[A-Za-z0-9._~+/=-]{6,}"), rf"\g<1>{HIDDEN}"),
+    (("sk-", "sk_"), re.compile(r"\bsk-(?:[A-Za-z]+-)*[A-Za-z0-9_-]{16,}|\bsk_(?:live|test)_[A-Za-z0-9]{16,}"), HIDDEN),
+    (("gh", "glpat-", "nvapi-", "xox", "akia"), re.compile(
+        r"\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bnvapi-[\w-]{16,}|\bxox[abps]-[\w-]{10,}|\bAKIA[A-Z0-9]{16}\b"),
+        HIDDEN),
+    (("eyj",), re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?"), HIDDEN),  # a JSON web token
+    (("bearer",), re.compile(r"(?i)\b(bearer(?:\s+|\s*[:=]\s*))[A-Za-z0-9._~+/=-]{6,}"), rf"\g<1>{HIDDEN}"),
     (("authorization",), re.compile(r"(?i)\b(authorization\s*[:=]\s*(?:basic|token)\s+)\S+"), rf"\g<1>{HIDDEN}"),
-    # The scheme's length is bounded: without that, a line of a million letters takes a million times a million steps.
-    (("://",), re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]{0,20}://[^\s/@:'\"]*):[^\s/@'\"]+@"), rf"\g<1>:{HIDDEN}@"),
+    # The scheme's length is bounded: without that, a line of a million letters takes a million times a million steps. A password may hold an @.
+    (("://",), re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]{0,20}://[^\s/@:'\"]*):[^\s/'\"]+@"), rf"\g<1>:{HIDDEN}@"),
+    (("://",), re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]{0,20}://)[^\s/@:'\"]{16,}@"), rf"\g<1>{HIDDEN}@"),  # a token in the user's place
+    (("?", "&"), re.compile(r"(?i)([?&](?:token|key|sig|signature|x-amz-signature|x-amz-security-token)=)[^\s&'\"]+"), rf"\g<1>{HIDDEN}"),
+    # A list of arguments as Python or JSON writes it: ['--api-key', 'a', 'b', '--port', '1'].
+    (_NAMED, re.compile(rf"(?i)(['\"]--{_PRIVATE_NAME}['\"])(?:\s*,\s*(?:'(?!-)[^']*'|\"(?!-)[^\"]*\"))+"), rf"\g<1>, '{HIDDEN}'"),
     # Python's repr in vLLM's startup line: 'api_key': ['a', 'b'], 'hf_token': 'x'. None, True and False say that there is no secret.
-    (_NAMED, re.compile(rf"(?i)(['\"]{_PRIVATE_NAME}['\"]\s*:\s*)(\[[^\]]*\]?|'[^']*'?|\"[^\"]*\"?)"), rf"\g<1>'{HIDDEN}'"),
-    # Arguments and settings: --api-key X, api_key=X, HF_TOKEN=X (the value up to a blank, a comma or a bracket).
-    (_NAMED, re.compile(rf"(?i)(--{_PRIVATE_NAME}(?:\s+|=))(?!None\b)\S+"), rf"\g<1>{HIDDEN}"),
-    (_NAMED, re.compile(rf"(?i)({_PRIVATE_NAME}\s*=\s*)(?!None\b|True\b|False\b|\[redacted\])('[^']*'|\"[^\"]*\"|\[[^\]]*\]|[^\s,;)\]}}]+)"),
+    (_NAMED, re.compile(rf"(?i)('{_PRIVATE_NAME}'\s*:\s*)(\[[^\]]*\]?|{_SINGLE}|{_DOUBLE})"), rf"\g<1>'{HIDDEN}'"),
+    (_NAMED, re.compile(rf"(?i)(\"{_PRIVATE_NAME}\"\s*:\s*)(\[[^\]]*\]?|{_SINGLE}|{_DOUBLE})"), rf'\g<1>"{HIDDEN}"'),
+    # Arguments and settings: --api-key X, api_key=X, HF_TOKEN=X (the value up to a blank, a comma or a bracket). vLLM's --api-key takes several
+    # values: what follows is one of them if it has a digit, and a sentence goes on otherwise.
+    (_NAMED, re.compile(rf"(?i)(--{_PRIVATE_NAME}(?:\s+|=))(?!None\b)(?:'[^']*'|\"[^\"]*\"|\S+)(?:[ \t]+(?!-)(?=[^\s\d]{{0,200}}\d)\S{{6,}})*"),
      rf"\g<1>{HIDDEN}"),
+    (_NAMED, re.compile(rf"(?i)({_PRIVATE_NAME}\s*[=:]\s*){_UNLESS_SAID}('[^']*'|\"[^\"]*\"|\[[^\]]*\]|[^\s,;)\]}}\[]+)"), rf"\g<1>{HIDDEN}"),
+    # Variables of any program: WANDB_TOKEN=X. Upper case only, as `eos_token=2` is no secret.
+    (("token", "secret", "passw", "_key", "credential"), re.compile(
+        rf"((?:_TOKEN|SECRET|PASSWORD|PASSWD|_KEY|CREDENTIALS?)=){_UNLESS_SAID}('[^']*'|\"[^\"]*\"|[^\s,;)\]}}]+)"), rf"\g<1>{HIDDEN}"),
 ]
 
-_SECRET_VARIABLE = re.compile(r"(?i)(token|secret|passw|api_?key|credential|private_?key)")
+# Not TOKENIZERS_PARALLELISM, not PWD
+_SECRET_VARIABLE = re.compile(
+    r"(?i)(token(?!iz)|secret|passw|passphrase|api_?key|access_?key|credential|private_?key|cookie|(?:^|_)(?:key|auth)\Z|_(?:pass|pw|pwd)\Z)")
 
 # ANSI: CSI sequences, OSC strings (titles, links), and lone escapes.
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[PX^_][^\x1b]*(?:\x1b\\)?|\x1b[@-Z\\-_]?|\x9b[0-?]*[ -/]*[@-~]")
@@ -47,21 +67,41 @@ def secret_values(environment: Mapping[str, str]) -> list[str]:
     return sorted({value for name, value in environment.items() if _SECRET_VARIABLE.search(name) and len(value) >= 6}, key=len, reverse=True)
 
 
-_SECRET_FLAG = re.compile(rf"(?i)--{_PRIVATE_NAME}\Z")
+_SECRET_FLAG = re.compile(rf"(?i)--(?:[a-z0-9]+[_-])*{_PRIVATE_NAME}\Z|(?i:--(?:[a-z0-9]+[_-])*(?:password|token|secret))\Z")
+_FLAG_WITH_VALUE = re.compile(r"(--[A-Za-z0-9_-]+)=(.*)\Z", re.DOTALL)
+
+
+def _marked(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each word of a command line as (what may be shown before it, secret): of `--api-key a b --port 1` the words `a` and `b` are secret, of
+    `--api-key=a` the part behind the sign; the secret is empty for all others, and the word stands whole in the first place."""
+    secret = False
+    for word in words:
+        if secret and not word.startswith("-"):
+            yield "", word
+            continue
+        found = _FLAG_WITH_VALUE.match(word)
+        if found and _SECRET_FLAG.match(found.group(1)):
+            yield f"{found.group(1)}=", found.group(2)
+        else:
+            yield word, ""
+        secret = _SECRET_FLAG.match(word) is not None
+
+
+def hide_in_command(words: Sequence[str]) -> list[str]:
+    """A command line, word by word, as it may be shown."""
+    return [f"{shown}{HIDDEN}" if secret else redact(shown) for shown, secret in _marked(words)]
 
 
 def hide_in_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """A service record as it may leave its node: values of secret variables, and of flags such as `--api-key`, hidden."""
-    flags = list(record.get("flags") or [])
-    shown = [HIDDEN if index and _SECRET_FLAG.match(flags[index - 1]) else redact(flag) for index, flag in enumerate(flags)]
     env = {name: HIDDEN if value and _SECRET_VARIABLE.search(name) else redact(value) for name, value in (record.get("env") or {}).items()}
-    return {**record, "flags": shown, "env": env}
+    shown = {**record, "flags": hide_in_command(record.get("flags") or []), "env": env}
+    return shown | {"base_url": redact(record["base_url"])} if record.get("base_url") else shown
 
 
 def record_secrets(record: Mapping[str, Any]) -> list[str]:
-    """The secret values that a service record holds, in its variables and its flags."""
-    flags = list(record.get("flags") or [])
-    named = [flag for index, flag in enumerate(flags) if index and _SECRET_FLAG.match(flags[index - 1]) and len(flag) >= 6]
+    """The secret values that a service record holds, in its variables and its flags. Values under 6 characters hide too much else."""
+    named = [secret for _, secret in _marked(record.get("flags") or []) if len(secret) >= 6]
     return [*secret_values(record.get("env") or {}), *named]
 
 

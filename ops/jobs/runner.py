@@ -95,11 +95,11 @@ def service_of(paths: NodePaths, envelope: Envelope) -> ServiceRecord | None:
     try:
         raw = json.loads((paths.announced / f"{ordered.name}.json").read_text())
         own = ServiceRecord.from_dict(raw)
-    except (OSError, ValueError, BadInput):
+    except (OSError, ValueError, RecursionError, BadInput):
         own = None  # never announced by this node: the order must be complete in itself
     if own is not None and redact.hide_in_record(own.as_dict()) == redact.hide_in_record(ordered.as_dict()):
         return own
-    if redact.HIDDEN in [*ordered.env.values(), *ordered.flags]:
+    if any(redact.HIDDEN in text for text in (*ordered.env.values(), *ordered.flags, ordered.base_url)):
         raise Refused(f"The order's record of service `{ordered.name}` is not the node's any more", why="It was changed since the node announced it",
                       hint="Start the job again in a minute")
     return ordered

@@ -63,3 +63,15 @@ def test_claim_names_the_service_and_leaves_the_rest_unclaimed() -> None:
 
 def test_the_boot_has_a_name() -> None:
     assert len(processes.boot_id()) == 36
+
+
+def test_a_command_line_is_shown_without_its_secrets_as_plain_bounded_text() -> None:
+    words = ["--api-key", "CANARY1", "CANARY2", "--hf-token=CANARY3", "http://u:CANARY4@h", "\x1b[31mred\u202e", "--port", "8000", "x" * 100_000]
+    child = subprocess.Popen([sys.executable, "-c", "input()", *words], stdin=subprocess.PIPE)
+    try:
+        command = processes.describe(child.pid)[1] or ""
+    finally:
+        child.kill()
+        child.communicate()
+    assert "CANARY" not in command and "--port 8000" in command
+    assert "\x1b" not in command and "\u202e" not in command and len(command) <= 4000
