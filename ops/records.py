@@ -7,12 +7,39 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from types import UnionType
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from ops.jobs.errors import BadInput
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
+BASE_URL = re.compile(r"https?://[^\s/?#]{1,300}(?:/[^\s?#]{0,300})?\Z")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value from JSON has the form that a field says: `str`, `list[int]`, `dict[str, str]` and so on. Text without NUL: no path,
+    argument or variable can hold one."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(one, inner[0]) for one in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(key, inner[0]) and _fits(one, inner[1]) for key, one in value.items())
+    if hint is Any:
+        return True
+    if origin is UnionType:  # `bool | None`
+        return any(_fits(value, one) for one in inner)
+    if hint is str:
+        return isinstance(value, str) and "\0" not in value
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 @dataclass(kw_only=True)
@@ -34,6 +61,10 @@ class Record:
             made = cls(**raw)
         except TypeError as error:
             raise BadInput(f"A {cls.__name__} is incomplete", why=str(error)) from error
+        hints = _hints(cls)  # type: ignore[arg-type]  # a class can be hashed
+        for name, value in raw.items():
+            if not _fits(value, hints[name]):
+                raise BadInput(f"The field `{name}` of a {cls.__name__} has the wrong form", why=f"It holds {str(value)[:100]!r}")
         made.check()
         return made
 
@@ -88,6 +119,8 @@ class ServiceRecord(Record):
         for name in ("root", "model_path"):
             if not str(getattr(self, name)).startswith("/"):
                 raise BadInput(f"`{name}` of service `{self.name}` must be an absolute path")
+        if not BASE_URL.match(self.base_url):
+            raise BadInput(f"`{self.base_url[:80]}` of service `{self.name}` is no address", hint="Write it like http://127.0.0.1:8000")
 
     @property
     def folder(self) -> Path:

@@ -132,3 +132,12 @@ def test_a_channel_outside_of_node_toml_is_refused(channel: dict[str, Any]) -> N
 def test_job_ids_become_folder_names_so_only_one_form_is_taken() -> None:
     with pytest.raises(Refused):
         check_job_id("{f4db51e2-0000-4000-8000-000000000000}")
+
+
+@pytest.mark.parametrize("changed", [
+    {"name": 5}, {"flags": "--port"}, {"flags": [1]}, {"env": []}, {"env": {"A": 1}}, {"gpus": ["0"]}, {"gpus": [True]}, {"root": "/srv/a\0b"},
+    {"root": None}, {"base_url": "file:///etc/passwd"}, {"base_url": "-x"}, {"practice": 1}, {"guards": ["x"]}, {"artifact_roots": "/"},
+    {"target_tok_s": [40, "x"]}, {"unit": None},
+], ids=str)
+def test_a_service_record_of_the_wrong_form_is_refused_in_words(changed: dict[str, Any]) -> None:
+    assert refusal(raw(service={**SERVICE, **changed})) == "refused"
