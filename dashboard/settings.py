@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import plotly
 
-from ops.agent.config import REPOSITORY, state_folder
+from ops.agent.config import REPOSITORY, make_private, state_folder
 from ops.jobs.errors import BadInput
 
 BASE_DIR = REPOSITORY
@@ -48,7 +48,7 @@ def _secret_key() -> str:
     kept = STATE / "secret_key"
     hint = "Make it writable for this user, or choose another one with ROUNDHOUSE_STATE"
     try:
-        STATE.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(STATE)
         if not kept.exists():
             made = STATE / f".secret_key.{os.getpid()}"
             descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import stat
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from ops.agent.config import make_private
 from ops.gpus.processes import boot_id, environment, is_alive, marked_with, start_ticks
 from ops.jobs.errors import BadInput, Busy, OpsError
 from ops.jobs.marks import JOB_MARK, end, tell
@@ -28,12 +28,9 @@ def check_state_folder(state: Path) -> None:
     """Makes the folder, private to this user. Raises BadInput, with nothing done, if that cannot be."""
     hint = "Choose another folder with ROUNDHOUSE_STATE"
     try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = state.stat()
-        if found.st_uid != os.getuid():
+        make_private(state)
+        if state.stat().st_uid != os.getuid():
             raise BadInput(f"The state folder `{state}` belongs to another user", hint=hint)
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            state.chmod(0o700)  # it holds keys and passwords
         tempfile.TemporaryFile(dir=state).close()
     except OSError as error:
         raise BadInput(f"The state folder `{state}` cannot be written to: {error.strerror or error}", hint=hint) from error

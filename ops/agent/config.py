@@ -7,6 +7,7 @@ The console's state folder is `var/` beside the code, or `ROUNDHOUSE_STATE`. The
 from __future__ import annotations
 
 import os
+import stat
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +16,32 @@ from typing import Any
 from ops.jobs.errors import BadInput, Refused
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+# By any of these a folder is known as Roundhouse's own: the console's, or a node's
+STATE_NAMES = frozenset({"secret_key", "db.sqlite3", "launcher.lock", "redis", "node", "box", "node.toml", "jobs", "services.d", "companion.lock",
+                         "practice"})
 
 
 def state_folder() -> Path:
     """The console's state folder, absolute; not made here."""
     return Path(os.environ.get("ROUNDHOUSE_STATE") or REPOSITORY / "var").resolve()
+
+
+def make_private(folder: Path) -> None:
+    """Makes the folder with mode 0700, or brings one of ours back to it: keys, passwords and sessions lie in it. Raises BadInput if other users can
+    enter it and that is not ours to change: another user's folder, or one that holds other things (a home, /tmp). Raises OSError as mkdir does."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    ours = found.st_uid == os.geteuid()
+    if not stat.S_IMODE(found.st_mode) & (0o077 if ours else 0o007):
+        return
+    if not ours:
+        raise BadInput(f"The state folder `{folder}` belongs to another user", why="Everybody can look into it",
+                       hint="Choose another folder with ROUNDHOUSE_STATE")
+    names = {entry.name for entry in folder.iterdir()}
+    if names - {"lost+found"} and not names & STATE_NAMES:
+        raise BadInput(f"The state folder `{folder}` holds other things, and other users can look into it",
+                       hint="Choose an empty folder with ROUNDHOUSE_STATE, or take their access away (`chmod 700`)")
+    folder.chmod(0o700)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +88,10 @@ class NodePaths:
     def make(self) -> NodePaths:
         """Makes all folders, mode 0700. Raises BadInput if that cannot be done."""
         try:
-            for folder in (self.root, self.jobs, self.locks, self.services, self.announced, self.runs):
+            if state_folder() in self.root.parents:
+                make_private(state_folder())
+            make_private(self.root)
+            for folder in (self.jobs, self.locks, self.services, self.announced, self.runs):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise BadInput(f"The state folder `{self.root}` cannot be used", why=str(error), hint="Choose another with ROUNDHOUSE_STATE") from error
