@@ -184,7 +184,7 @@ class ChangesFeed(Feed):
         for _, fields in entries:
             try:
                 change = json.loads(fields[b"c"])
-            except (ValueError, KeyError):
+            except (ValueError, KeyError, RecursionError):
                 continue
             node = str(change.get("node") or "") or node
             if change.get("id"):

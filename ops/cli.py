@@ -282,7 +282,7 @@ def _smoke(arguments: argparse.Namespace) -> int:
     if arguments.suite:
         try:
             raw = json.loads(_read(arguments.suite).decode("utf-8", "replace"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadInput(f"`{arguments.suite}` is not JSON", why=str(error)) from error
         if not isinstance(raw, list) or not raw:
             raise BadInput(f"`{arguments.suite}` must hold a JSON list of tests")

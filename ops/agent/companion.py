@@ -292,7 +292,7 @@ class Companion:
             if said["do"] != "cancel":
                 raise ValueError(f"unknown: {said['do']!r}")
             job, by = check_job_id(said["job"]), str(said.get("by") or "")[:150]
-        except (ValueError, KeyError, TypeError, Refused) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, Refused) as error:
             log.error("a control message cannot be obeyed: %s", error)
             return
         try:

@@ -217,7 +217,7 @@ def records(paths: NodePaths) -> list[ServiceRecord]:
     for path in sorted(paths.announced.glob("*.json")):
         try:
             found.append(_record(path, path.stat().st_mtime_ns))
-        except (OSError, ValueError, BadInput) as error:
+        except (OSError, ValueError, RecursionError, BadInput) as error:
             if _told.get(path) != str(error):
                 log.error("the service record `%s` cannot be read: %s", path, error)
                 _told[path] = str(error)

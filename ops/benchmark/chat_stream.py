@@ -173,7 +173,7 @@ def _read_event(stream: ChatStream, stamp: int, data: bytes, per_chunk: list[int
     """One event that is more than a piece of text; `per_chunk` collects completion tokens so far where events tell them."""
     try:
         event = json.loads(data.decode("utf-8", "replace"))
-    except ValueError:
+    except (ValueError, RecursionError):
         stream.broken_event = stream.broken_event or data[:200].decode("utf-8", "replace")
         return
     if not isinstance(event, dict):
@@ -261,7 +261,7 @@ def settle(record: RequestRecord, raw: RawResponse) -> Generator[None, None, Cha
         text = body(raw).decode("utf-8", "replace")
         try:
             said = error_text(json.loads(text))
-        except ValueError:
+        except (ValueError, RecursionError):
             said = ""
         where = raw.headers.get("location", "")
         record.fail(ErrorKind.HTTP, f"HTTP {raw.status}: {said or (f'redirect to {where}' if where else '') or text[:200] or 'no text'}")

@@ -110,7 +110,7 @@ def read_level(path: Path) -> tuple[dict[str, Any], list[RequestRecord]]:
         if head.get("schema") != SCHEMA:
             raise BadInput(f"`{path}` is not a level of schema `{SCHEMA}`")
         return head, [RequestRecord.from_dict(json.loads(line)) for line in lines[1:]]
-    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise BadInput(f"`{path}` cannot be read as a level's requests", why=f"{type(error).__name__}: {error}") from error
 
 

@@ -196,7 +196,7 @@ def _direct_url(path: Path, problems: list[str]) -> dict[str, Any] | None:
         raw = json.loads(path.read_bytes()[:65536])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problems.append(f"`{path}` cannot be read: {error}")
         return None
     if not isinstance(raw, dict):

@@ -112,7 +112,10 @@ class Event:
     @classmethod
     def from_json(cls, text: str | bytes) -> Event:
         """Raises ValueError on anything that is not an event."""
-        raw = json.loads(text)
+        try:
+            raw = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("not an event: it is nested too deep") from error
         try:
             return cls(job=str(raw["job"]), seq=int(raw["seq"]), at=float(raw["at"]), type=str(raw["type"]), data=dict(raw["data"]))
         except (KeyError, TypeError) as error:

@@ -101,7 +101,7 @@ def unwrapped(text: str) -> str:
     """The message in a line of journald (-o json), docker (json-file) or a JSON logger; the text itself if it is none of them."""
     try:
         raw = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: brackets in brackets, thousands deep
         return text
     if not isinstance(raw, dict):
         return text

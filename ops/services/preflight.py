@@ -126,7 +126,7 @@ def _launcher(looks: _Looks, record: ServiceRecord) -> None:
         if path.exists():
             try:
                 json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 looks.add("warning", f"`{path}` cannot be read: {error}", why="It was changed by hand, or not by this user",
                           fix="It is written anew from the service's record at the start")
     looks.add("ok", f"The launcher's files in `{folder}` can be written")
@@ -225,7 +225,7 @@ def _header_problem(path: Path, length: int) -> str:
                 return f"is no safetensors file ({length} bytes)"
             header = json.loads(file.read(size))
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         return f"has a header that cannot be read ({type(error).__name__})"
     wanted = 8 + size + max(ends, default=0)
     return "" if wanted == length else f"has {length} bytes instead of {wanted}"

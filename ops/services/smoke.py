@@ -134,7 +134,7 @@ def _tool(test: SmokeTest, answer: Answer) -> str:
             raise Wrong(f"A tool `{name[:80]}` was called that was not offered")
         try:
             arguments = json.loads(text) if isinstance(text, str) else text
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Wrong(f"The arguments of `{name}` are not JSON: {error}") from error
         if problem := schema_problem(arguments, known[name]):
             raise Wrong(f"The arguments of `{name}` do not fit its schema: {problem}")

@@ -47,7 +47,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise OpsError(f"`{path}` cannot be read", why=str(error), hint="Move the file away: what it held is learned again") from error
     if not isinstance(raw, dict):
         raise OpsError(f"`{path}` does not hold a JSON object", hint="Move the file away: what it held is learned again")

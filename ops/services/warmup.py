@@ -441,7 +441,7 @@ def _api_key(record: ServiceRecord) -> str | None:
 def _has_choices(body: bytes) -> bool:
     try:
         raw = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(raw, dict) and bool(raw.get("choices"))
 
