@@ -6,6 +6,7 @@ by which open live streams end when the server stops.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import sys
@@ -20,6 +21,8 @@ Message = Any  # a dictionary of the ASGI specification
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+THROWN_AWAY_BYTES = 16 << 20  # of a body that is too big; more is not even read
+THROWN_AWAY_S = 10
 DEAD_PEER_MS = 12_000  # and a ping every 15 s: a dead stream is gone within 30 s
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
@@ -46,7 +49,9 @@ async def _http(scope: Message, receive: Receive, send: Send) -> None:
     headers = dict(scope["headers"])
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or int(length) > limit:
-        await _refuse(send, limit)
+        if length.isdigit() and int(length) <= THROWN_AWAY_BYTES:
+            await _throw_away(receive)
+        await _refuse(scope, send)
         return
     if scope["path"] == "/live/":
         _give_up_on_dead_peers(send)
@@ -70,7 +75,43 @@ async def _http(scope: Message, receive: Receive, send: Send) -> None:
 
     await django_application(scope, counted, noted)
     if seen > limit and not started:
-        await _refuse(send, limit)
+        await _throw_away(receive)
+        await _refuse(scope, send)
+
+
+async def _throw_away(receive: Receive) -> None:
+    """Reads what still comes of a body, up to a limit: browsers show an answer only once they have sent everything."""
+    seen = 0
+    try:
+        async with asyncio.timeout(THROWN_AWAY_S):
+            while seen <= THROWN_AWAY_BYTES:
+                message = await receive()
+                seen += len(message.get("body", b""))
+                if not message.get("more_body"):
+                    return
+    except TimeoutError:
+        return
+
+
+async def _refuse(scope: Message, send: Send) -> None:
+    """413 as one of the console's own pages (or JSON): Django gets the request without its body."""
+    from dashboard.middleware import TOO_BIG
+
+    bodies: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def empty() -> Message:
+        if bodies:
+            return bodies.pop()
+        await asyncio.Event().wait()  # until Django has answered, and cancels this
+        return None
+
+    async def last(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    plain = [(name, value) for name, value in scope["headers"] if name not in (b"content-length", b"transfer-encoding")]
+    await django_application({**scope, "headers": plain, TOO_BIG: True}, empty, last)
 
 
 def _give_up_on_dead_peers(send: Send) -> None:
@@ -80,13 +121,6 @@ def _give_up_on_dead_peers(send: Send) -> None:
     found = transport.get_extra_info("socket") if transport is not None else None
     if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_PEER_MS)
-
-
-async def _refuse(send: Send, limit: int) -> None:
-    body = f"This request is too big: at most {limit} bytes are taken\n".encode()
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": 413, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

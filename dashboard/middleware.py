@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from asgiref.sync import markcoroutinefunction
+from asgiref.sync import markcoroutinefunction, sync_to_async
 from django.conf import settings
 from django.contrib.auth.middleware import LoginRequiredMiddleware
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
@@ -22,6 +22,7 @@ from whitenoise.storage import CompressedManifestStaticFilesStorage
 from ops.jobs.errors import BadInput, Busy, OpsError, Refused, Timeout
 from ops.jobs.streams import RedisAway
 
+TOO_BIG = "roundhouse.too_big"  # in an ASGI scope: `asgi.py` has thrown the body away
 STATUS_OF_ERROR: tuple[tuple[type[OpsError], int], ...] = ((BadInput, 400), (Refused, 403), (Busy, 409), (Timeout, 504), (RedisAway, 503))
 
 
@@ -77,7 +78,8 @@ class _Middleware:
 
 
 class SecurityHeaders(_Middleware):
-    """The content security policy on everything; pages of signed-in people stay out of shared and back-button caches."""
+    """The content security policy on everything, static files and redirects too; pages of signed-in people stay out of shared and back-button
+    caches."""
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         super().__init__(get_response)
@@ -85,6 +87,7 @@ class SecurityHeaders(_Middleware):
 
     def after(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         response.headers.setdefault("Content-Security-Policy", self.policy)
+        response.headers.setdefault("X-Frame-Options", settings.X_FRAME_OPTIONS)
         response.headers.setdefault("Permissions-Policy", "camera=(), microphone=(), geolocation=(), payment=()")
         if not request.path_info.startswith("/" + settings.STATIC_URL.lstrip("/")):
             response.headers.setdefault("Cache-Control", "no-store")
@@ -107,7 +110,7 @@ class StaticFiles(WhiteNoiseMiddleware):
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         static_file = self.find_file(request.path_info) if self.autorefresh else self.files.get(request.path_info)
-        if static_file is None:
+        if static_file is None or request.method not in ("GET", "HEAD"):  # WhiteNoise' own refusal of a method is an empty page
             return await self.get_response(request)
         found = await to_thread(static_file.get_response, request.method, request.META)
 
@@ -155,8 +158,55 @@ def status_of(error: OpsError) -> int:
     return next((status for kind, status in STATUS_OF_ERROR if isinstance(error, kind)), 502)
 
 
+def _is_too_big(request: HttpRequest) -> bool:
+    return bool(getattr(request, "scope", {}).get(TOO_BIG))
+
+
+def _has_nul(request: HttpRequest) -> bool:
+    """PostgreSQL takes no NUL, in no parameter of a query."""
+    return "\0" in request.path_info or "%00" in request.META.get("QUERY_STRING", "")
+
+
 class ExpectedErrors(_Middleware):
-    """An OpsError that a view lets through becomes a page (or JSON) with what, why and hint; so do a database or a Redis that is away."""
+    """An OpsError that a view lets through becomes a page (or JSON) with what, why and hint; so do a database or a Redis that is away, a method
+    that an address does not take, and a request that `asgi.py` found too big."""
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+        if self.is_async:
+            return self._acall(request)
+        return self.before(request) or self.after(request, self.get_response(request))
+
+    async def _acall(self, request: HttpRequest) -> HttpResponseBase:
+        if (refusal := await sync_to_async(self.before)(request) if self._is_refused(request) else None) is not None:
+            return refusal
+        response: HttpResponseBase = await self.get_response(request)
+        return await sync_to_async(self.after)(request, response) if response.status_code == 405 else response
+
+    def _is_refused(self, request: HttpRequest) -> bool:
+        return _is_too_big(request) or _has_nul(request)
+
+    def before(self, request: HttpRequest) -> HttpResponseBase | None:
+        """The answer to what no view needs to see."""
+        from dashboard.views.errors import error_response
+
+        if _is_too_big(request):
+            limit = settings.MAX_BODY_BYTES
+            return error_response(request, 413, BadInput(
+                "This is too big for the console", why=f"A request may hold {limit:,} bytes", hint="Send less: of a log, the end is the better part"))
+        if _has_nul(request):
+            return error_response(request, 400, BadInput("This address cannot be understood", why="It holds a NUL character"))
+        return None
+
+    def after(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        """Django's own answer to a wrong method is an empty page."""
+        from dashboard.views.errors import error_response
+
+        if response.status_code != 405 or response.streaming or bool(getattr(response, "content", b"")):
+            return response
+        allowed = response.headers.get("Allow", "")
+        told = error_response(request, 405, BadInput(f"This address does not take {request.method}", why=f"It takes {allowed}" if allowed else ""))
+        told.headers["Allow"] = allowed
+        return told
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponseBase | None:
         from dashboard.views.errors import error_response, what_is_away

@@ -190,7 +190,7 @@ def test_a_place_is_free_again_when_a_page_goes(console: RealConsole, redis_clie
 
 @pytest.mark.parametrize(("request_line", "more", "status"), [
     ("/live/?job=nonsense", "", 400), ("/live/?after=-1", "", 400), ("/live/?job=8a4a0f9e-2a5c-4a05-9a3a-000000000000", "", 404),
-    ("/live/", "Origin: https://evil.example\r\n", 403)])
+    ("/live/", "Origin: https://evil.example\r\n", 403), ("/live/", "Origin: http://[\r\n", 403)])
 def test_what_cannot_be_streamed_is_refused(console: RealConsole, redis_client: redis.Redis, request_line: str, more: str, status: int) -> None:
     with socket.create_connection(("127.0.0.1", console.port)) as opened:
         opened.sendall(f"GET {request_line} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{more}"

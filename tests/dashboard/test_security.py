@@ -115,7 +115,7 @@ async def send(body: list[bytes], *headers: tuple[bytes, bytes]) -> list[dict]:
     async def answer(message: dict) -> None:
         said.append(message)
 
-    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": "/sign-in/", "raw_path": b"/sign-in/",
+    scope: dict = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": "/sign-in/", "raw_path": b"/sign-in/",
              "query_string": b"", "root_path": "", "scheme": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
              "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/x-www-form-urlencoded"), *headers]}
     await application(scope, receive, answer)
@@ -123,12 +123,20 @@ async def send(body: list[bytes], *headers: tuple[bytes, bytes]) -> list[dict]:
 
 
 async def test_s18_a_body_that_says_it_is_too_big_is_not_read() -> None:
-    assert (await send([b"x"], (b"content-length", b"99999999999")))[0]["status"] == 413
+    said = await send([b"x"], (b"content-length", b"99999999999"))
+    assert said[0]["status"] == 413
+    assert b"too big for the console" in said[1]["body"] and b"1,048,576" in said[1]["body"]
+    assert {b"content-security-policy", b"connection"} <= {name.lower() for name, _ in said[0]["headers"]}
 
 
 async def test_s18_a_body_that_grows_too_big_is_cut() -> None:
     said = await send([b"x" * 65_536] * 40, (b"transfer-encoding", b"chunked"))
-    assert [message.get("status") for message in said] == [413, None]
+    assert [message.get("status") for message in said][:2] == [413, None]
+
+
+async def test_s18_a_body_that_is_somewhat_too_big_is_thrown_away_so_that_the_browser_reads_the_answer() -> None:
+    parts = [b"x" * 65_536] * 40
+    assert (await send(parts, (b"content-length", str(40 * 65_536).encode())))[0]["status"] == 413
 
 
 def test_s18_a_form_with_thousands_of_fields_is_refused(client: Client) -> None:
@@ -139,3 +147,29 @@ def test_s17_the_limits_are_what_was_promised() -> None:
     from dashboard import settings
 
     assert (settings.STREAMS_PER_USER, settings.STREAMS_PER_PROCESS) == (6, 1000)
+
+
+def test_a_wrong_method_gets_a_page_of_ours(client: Client, operator: User) -> None:
+    client.force_login(operator)
+    for method in ("POST", "OPTIONS"):
+        answer = client.generic(method, "/jobs/")
+        assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, HEAD")
+        assert f"does not take {method}" in answer.content.decode()
+    told = client.delete("/health/", headers={"accept": "application/json"}).json()
+    assert told["error"]["what"] == "This address does not take DELETE"
+
+
+@pytest.mark.parametrize("address", ["/jobs/?service=a%00b", "/nodes/a%00b/", "/sign-in/?next=/%00"])
+def test_a_nul_is_refused_before_a_database_sees_it(client: Client, operator: User, address: str) -> None:
+    client.force_login(operator)
+    assert client.get(address).status_code == 400
+
+
+def test_answers_from_before_the_views_are_not_framed_either(client: Client) -> None:
+    assert client.get("/jobs").status_code == 301
+    assert client.get("/jobs").headers["X-Frame-Options"] == "DENY"
+
+
+def test_a_log_nested_thousands_deep_is_read_as_text(client: Client, operator: User) -> None:
+    client.force_login(operator)
+    assert client.post("/diagnose/", {"text": '{"a":' * 20_000}).status_code == 200

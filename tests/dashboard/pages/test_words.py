@@ -110,3 +110,7 @@ def test_curves_leave_out_what_was_not_measured() -> None:
     data = charts.curves(run, [level(1, 61.0), level(8, None)])
     assert data["levels"] == [1, 8, 32]
     assert [(p["c"], p["tput"], p["p99"]) for p in data["points"]] == [(1, 61.0, None)]
+
+
+def test_a_colour_code_of_thousands_of_digits_is_no_colour() -> None:
+    assert log_lines.log_html(f"\x1b[{'9' * 5000}mtext\x1b[31;{'1' * 5000}mred") == 'text<span class="a-red">red</span>'
