@@ -115,7 +115,8 @@ def test_an_unusable_password_is_no_password(client: Client) -> None:
         assert client.post("/sign-in/", {"username": "admin", "password": password}).status_code == 403
 
 
-@pytest.mark.parametrize("elsewhere", ["https://evil.example/", "//evil.example/", "javascript:alert(1)", "%2f%2fevil.example", "jobs", "/\\evil.example"])
+@pytest.mark.parametrize("elsewhere", ["https://evil.example/", "//evil.example/", "javascript:alert(1)", "%2f%2fevil.example", "jobs",
+                                       "/\\evil.example"])
 def test_signing_in_leads_nowhere_else(client: Client, operator: User, elsewhere: str) -> None:
     answer = client.post("/sign-in/", {"username": "olga", "password": "correct horse battery", "next": elsewhere})
     assert answer.headers["Location"] == "/"
