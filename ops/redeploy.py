@@ -21,7 +21,7 @@ from ops.jobs.errors import OpsError
 from ops.jobs.events import EventType
 from ops.jobs.pipeline import Context, Step
 from ops.records import Channel
-from ops.services import preflight, smoke, starting, stopping, warmup
+from ops.services import health, preflight, smoke, starting, stopping, warmup
 from ops.services.manager import manager_for
 
 GPUS_FREE_S = 60.0
@@ -241,6 +241,7 @@ def run_sweep(context: Context) -> str:
         practice=record.practice, gpu_count=len(record.gpus) or None, **context.params.get("sweep_settings", {}),
     )
     result = sweep.run(settings, emit=context.emit, cancel=context.cancel_wanted, runs_folder=context.paths.runs, power=power_w,
+                       api_key=health.api_key(record),
                        fingerprint=fingerprint.fingerprint(record, release=current, gpus=snapshot))
     context.check()
     if result.state == "failed":

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ops.jobs.errors import BadInput
+from ops.records import ServiceRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,15 @@ def port_of(base_url: str) -> int:
         return parts.port or {"http": 80, "https": 443}[parts.scheme]
     except (ValueError, KeyError) as error:
         raise BadInput(f"`{base_url}` is not an address of a server", hint="For example http://127.0.0.1:8000") from error
+
+
+def api_key(record: ServiceRecord) -> str:
+    """The key that the server asks for, if its settings hold one: --api-key (of several the first), or VLLM_API_KEY. Empty if it asks for none."""
+    for index, flag in enumerate(record.flags):
+        name, sign, value = flag.partition("=")
+        if name.replace("_", "-") == "--api-key":
+            return value if sign else "".join(record.flags[index + 1:index + 2])
+    return record.env.get("VLLM_API_KEY", "")
 
 
 def ask(base_url: str, path: str, *, payload: dict[str, Any] | None = None, timeout_s: float = 2.0, limit_bytes: int = 1 << 20,

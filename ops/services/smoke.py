@@ -23,6 +23,7 @@ from ops.jobs.errors import BadInput, OpsError
 from ops.jobs.events import EventType
 from ops.jobs.pipeline import Context, Reporter
 from ops.records import Record, ServiceRecord
+from ops.services import health
 
 SHOWN = 300  # characters of an answer that a result quotes
 
@@ -167,14 +168,15 @@ def run(context: Context, record: ServiceRecord, suite: Sequence[SmokeTest | dic
     """
     tests = [test if isinstance(test, SmokeTest) else SmokeTest.from_dict(test) for test in suite or SUITE]
     chosen, left_out = applicable(tests, record)
-    server = endpoints.inspect(record.base_url)
+    key = health.api_key(record)
+    server = endpoints.inspect(record.base_url, api_key=key)
     endpoints.require_model(server, record.served_model_name)
     endpoints.require_practice(server, record.practice)
     results = []
     for i, test in enumerate(chosen):
         context.check()
         context.progress(i, len(chosen), "tests", test.title)
-        result = ask(server.base_url, record.served_model_name, test)
+        result = ask(server.base_url, record.served_model_name, test, api_key=key)
         context.emit(EventType.SMOKE_RESULT, result.as_dict())
         results.append(result)
     context.progress(len(chosen), len(chosen), "tests")

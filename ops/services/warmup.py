@@ -310,7 +310,7 @@ class _Watch:
         end = time.monotonic() + _FIRST_ANSWER_LIMIT_S
         while True:
             answer = health.ask(self.record.base_url, "/v1/chat/completions", payload=question, timeout_s=_FIRST_ANSWER_LIMIT_S,
-                                api_key=_api_key(self.record))
+                                api_key=health.api_key(self.record))
             if answer.ok and _has_choices(answer.body):
                 return time.monotonic()
             self._parse(follower.read(), self.now())
@@ -426,16 +426,6 @@ def watch(
         raise Timeout(f"Service `{record.name}` did not answer in time", why=error.what, hint="Its log shows how far it came") from error
     finally:
         context.deadline = given
-
-
-def _api_key(record: ServiceRecord) -> str | None:
-    """The key that the server asks for, if its settings hold one: --api-key, or VLLM_API_KEY."""
-    for index, flag in enumerate(record.flags):
-        if flag.startswith("--api-key="):
-            return flag.partition("=")[2]
-        if flag == "--api-key" and index + 1 < len(record.flags):
-            return record.flags[index + 1]
-    return record.env.get("VLLM_API_KEY")
 
 
 def _has_choices(body: bytes) -> bool:

@@ -149,6 +149,20 @@ def test_what_the_service_was_started_without_is_left_out_and_said(job: Any) -> 
         assert smoke.run(context, record) == "3 of 3 passed; left out: reasoning (started without --reasoning-parser)"
 
 
+@pytest.mark.parametrize(("settings", "key"), [
+    ({"flags": ["--api-key", "one", "two", "--port", "1"]}, "one"), ({"flags": ["--api_key=one"]}, "one"), ({"env": {"VLLM_API_KEY": "one"}}, "one"),
+    ({"flags": ["--api-key"]}, ""), ({}, ""),
+])
+def test_a_service_that_asks_for_a_key_is_given_its_own(job: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], key: str) -> None:
+    given: list[str] = []
+    client = smoke.endpoints.client
+    monkeypatch.setattr(smoke.endpoints, "client", lambda *, api_key="", **more: given.append(api_key) or client(api_key=api_key, **more))
+    with scripted(lambda n, body: reply(body, GOOD)) as server:
+        context, _, record = job(server.url, **settings)
+        smoke.run(context, record)
+    assert len(given) >= 3 and set(given) == {key}
+
+
 def test_a_suite_of_its_own_takes_the_place_of_the_four(job: Any) -> None:
     with scripted(lambda n, body: [response(200, answer("The capital of France is Paris."))]) as server:
         context, _, record = job(server.url)
