@@ -7,6 +7,7 @@ reverse order: the new process stopped, `current` put back, the old release star
 
 from __future__ import annotations
 
+import shutil
 import time
 from typing import Any
 
@@ -25,6 +26,7 @@ from ops.services import health, preflight, smoke, starting, stopping, warmup
 from ops.services.manager import manager_for
 
 GPUS_FREE_S = 60.0
+ROOM_BYTES = 64 * 1024 * 1024  # a start needs some small files and a log
 UNDO_GPUS_S = 20.0  # a driver needs seconds to free memory; more would only lengthen the downtime
 
 
@@ -197,6 +199,7 @@ def start_last_good(context: Context) -> str:
     if before == "stopped":
         return ""
     _free_or_told(context)
+    _make_room(context)
     try:
         starting.start(context, record)
         warmup.watch(context, record)
@@ -207,6 +210,17 @@ def start_last_good(context: Context) -> str:
         return f"{record.name} did not run before, and does not start: {error.what}"
     _answers(context)
     return f"{record.name} answers again on {_name(releases.current(record))}"
+
+
+def _make_room(context: Context) -> None:
+    """On a full disk nothing can be started. What filled it may be the release that was just built: it goes, so that the old one can serve."""
+    record, name = context.the_service, context.facts.get("release")
+    if name is None or shutil.disk_usage(record.folder).free >= ROOM_BYTES:
+        return
+    built = record.releases / name
+    if built.is_dir() and name not in (_name(releases.current(record)), releases.last_good(record)):
+        releases.remove(record, built)
+        context.log(f"The disk is full: removed release {name} to make room")
 
 
 def _free_or_told(context: Context) -> None:

@@ -386,11 +386,16 @@ def switch(record: ServiceRecord, release: Path) -> None:
         raise BadInput(f"The release `{release.name}` is not whole", hint="Choose another release, or build it again")
     known = manifest(release)
     remembered = state.read(record)
-    if not (known and known.get("verified")) and release.name not in (remembered.get("last_good"), remembered.get("previous")):
+    way_back = release.name in (remembered.get("last_good"), remembered.get("previous"))
+    if not (known and known.get("verified")) and not way_back:
         raise BadInput(f"The release `{release.name}` was never verified", hint="Verify it first: only what passed can be used")
     before = current(record)
     if before is not None and before != release:
-        state.change(record, lambda remembered: remembered.update(previous=before.name))
+        try:
+            state.change(record, lambda remembered: remembered.update(previous=before.name))
+        except OSError:
+            if not way_back:  # a full disk does not bar the way back, which needs no other one behind it
+                raise
     half = record.folder / f".current.{secrets.token_hex(6)}"
     try:
         half.symlink_to(Path("releases", release.name))

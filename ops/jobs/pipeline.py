@@ -6,6 +6,7 @@ into `Context.facts`, which is written to disk at each step boundary, so that an
 
 from __future__ import annotations
 
+import errno
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -152,9 +153,10 @@ def run(steps: Sequence[Step], context: Context, *, fault: Callable[[str, str], 
             failure, outcome, note = failure or (step, error), "cancelled", "cancelled"
         except OpsError as error:
             failure, outcome, note = failure or (step, error), "failed", error.what
-        except Exception as error:  # noqa: BLE001 a bug of ours: the traceback goes to the log, the job ends cleanly
-            context.log(traceback.format_exc())
-            failure, outcome, note = failure or (step, error), "failed", f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 a bug of ours, mostly: the traceback goes to the log, the job ends cleanly
+            told = _disk(error)
+            context.log(str(told) if told else traceback.format_exc())
+            failure, outcome, note = failure or (step, told or error), "failed", told.what if told else f"{type(error).__name__}: {error}"
         context.deadline = None
         if outcome in ("done", "skipped"):
             context.facts.setdefault("finished", []).append(step.name)
@@ -172,6 +174,14 @@ def finished(context: Context) -> Outcome:
     """How a job ended whose steps all ended well."""
     partial = context.facts.get("partial")
     return Outcome(state=JobState.PARTIAL if partial else JobState.SUCCEEDED, reason=str(partial or ""))
+
+
+def _disk(error: Exception) -> OpsError | None:
+    """The disk's refusal to write as the expected failure that it is; None for any other error."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return None
+    place = f"`{error.filename}` cannot be written" if error.filename else "The disk refuses what the step writes"
+    return OpsError(f"{place}: {error.strerror}", hint="Make room on this disk", kind="disk")
 
 
 def _roll_back(begun: Sequence[Step], context: Context) -> str:
@@ -216,8 +226,9 @@ def _undo(begun: Sequence[Step], context: Context) -> str:
         except OpsError as error:
             note, outcome = str(error), "failed"
         except Exception as error:  # noqa: BLE001 as in run(): told, and the rollback counts as failed
-            context.log(traceback.format_exc())
-            note, outcome = f"{type(error).__name__}: {error}", "failed"
+            told = _disk(error)
+            context.log(str(told) if told else traceback.format_exc())
+            note, outcome = str(told or f"{type(error).__name__}: {error}"), "failed"
         context.emit(EventType.STEP_UNDONE, {"step": step.name, "outcome": outcome, "duration_s": time.monotonic() - began, "note": note})
         if outcome == "failed":
             result = "failed"

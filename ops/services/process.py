@@ -7,6 +7,7 @@ It is written before the start as well, so that a crash in between leaves a mark
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -63,7 +64,8 @@ class ProcessManager:
             if not was_healthy and (other := listeners.foreign(health.port_of(self.record.base_url), self.pids())):
                 return ServiceStatus(state=ServiceState.STARTING, detail=f"Its port is answered by something else: {other}", **common)
             if not was_healthy:
-                write_file(self._healthy_file, known["invocation"])
+                with contextlib.suppress(OSError):  # a full disk: it is noted at a later look
+                    write_file(self._healthy_file, known["invocation"])
             return ServiceStatus(state=ServiceState.HEALTHY, detail="It answers", **common)
         told = f"/health answers {answer.status}" if answer.status else answer.why
         if was_healthy:
@@ -188,7 +190,8 @@ class ProcessManager:
         known = self._known()
         if known is not None and not known["stopping"] and known["pid"] is not None and processes.is_alive(known["pid"], known["start_ticks"]):
             known["stopping"] = True
-            self._write(known)
+            with contextlib.suppress(OSError):  # a full disk must not keep a service running: its end looks like a crash then
+                self._write(known)
         return known
 
     def _was_healthy(self, known: dict[str, Any]) -> bool:

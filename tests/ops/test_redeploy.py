@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,9 +13,9 @@ from ops import redeploy
 from ops.gpus import processes
 from ops.jobs.errors import OpsError
 from ops.records import ServiceRecord
-from ops.services import launch, stopping
+from ops.services import launch, process, stopping
 from ops.services.process import ProcessManager
-from tests.ops.services.conftest import Job, job, make_record, wait_for
+from tests.ops.services.conftest import Job, job, make_record, make_release, wait_for
 
 __all__ = ["job", "make_record"]
 
@@ -83,6 +84,30 @@ def test_what_others_hold_on_its_gpus_is_told_and_does_not_keep_it_down(make_rec
     given.context.facts["state_before"] = "healthy"
     assert "answers again" in redeploy.start_last_good(given.context)
     assert [finding["title"] for finding in given.of("finding")] == ["GPU 3 holds 500 MiB"]
+
+
+def test_on_a_full_disk_the_new_release_makes_room_for_the_old_one(make_record: Make, given: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = given.context.service = make_record()
+    built = make_release(record.folder, "20260202-000000-0.2")
+    given.context.facts.update(state_before="healthy", release=built.name)
+    monkeypatch.setattr(redeploy, "ROOM_BYTES", 1 << 62)
+    assert "answers again" in redeploy.start_last_good(given.context)
+    assert [found.name for found in record.releases.iterdir()] == ["20260101-000000-0.1"]
+
+
+def test_a_full_disk_does_not_keep_a_service_running(make_record: Make, given: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **settings: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    record = given.context.service = make_record()
+    launch.write(record)
+    manager = ProcessManager(record)
+    manager.start()
+    monkeypatch.setattr(process, "write_file", full)
+    wait_for(lambda: manager.status().state == "healthy")
+    given.context.undoing = True
+    assert "after SIGTERM" in redeploy.stop_failed_start(given.context)
+    assert manager.pids() == set()
 
 
 def test_downtime_is_saved_when_it_begins_and_never_negative_after_a_reboot(make_record: Make, given: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,15 @@ def test_a_bug_is_told_as_a_bug_with_its_traceback_in_the_log(context: Context, 
     assert "ZeroDivisionError" in told.of(EventType.STEP_LOG)[0]["text"]
 
 
+def test_a_full_disk_is_no_bug_of_ours(context: Context) -> None:
+    def write(context: Context) -> None:
+        Path("/dev/full").write_text("a")
+
+    ended = pipeline.run([Step(name="one", title="One", do=write)], context)
+    assert (ended.state, ended.reason_kind, ended.error and ended.error["kind"]) == ("failed", "expected", "disk")
+    assert "No space left on device" in ended.reason
+
+
 def test_a_full_disk_does_not_end_an_undo(context: Context) -> None:
     def refuse(*arguments: Any) -> None:
         raise OpsError("the journal cannot be written", kind="disk")
