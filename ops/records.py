@@ -15,12 +15,12 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 from ops.jobs.errors import BadInput
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
+NEVER_IN_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL and halves of characters: no path, argument or variable can hold them
 BASE_URL = re.compile(r"https?://[^\s/?#]{1,300}(?:/[^\s?#]{0,300})?\Z")
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value from JSON has the form that a field says: `str`, `list[int]`, `dict[str, str]` and so on. Text without NUL: no path,
-    argument or variable can hold one."""
+    """Whether a value from JSON has the form that a field says: `str`, `list[int]`, `dict[str, str]` and so on."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is list:
         return isinstance(value, list) and all(_fits(one, inner[0]) for one in value)
@@ -31,7 +31,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is UnionType:  # `bool | None`
         return any(_fits(value, one) for one in inner)
     if hint is str:
-        return isinstance(value, str) and "\0" not in value
+        return isinstance(value, str) and not NEVER_IN_TEXT.search(value)
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
@@ -155,3 +155,7 @@ class Channel(Record):
             raise BadInput(f"`{self.name[:80]}` is not a channel name")
         if self.kind not in {"wheelhouse", "index"}:
             raise BadInput(f"Unknown channel kind `{self.kind}`", hint="Use wheelhouse or index")
+        if self.kind == "wheelhouse" and not self.wheelhouse.startswith("/"):
+            raise BadInput(f"The wheelhouse of channel `{self.name}` must be an absolute path")
+        if self.kind == "index" and not self.index_url:  # uv would ask its own default index instead, which no node's owner has allowed
+            raise BadInput(f"Channel `{self.name}` names no index", hint="Give it an index address")

@@ -109,7 +109,7 @@ def source(channel: Channel, *, strategy: str = "first-index") -> list[str]:
         return ["--offline", "--no-index", "--find-links", str(folder)]
     if strategy not in INDEX_STRATEGIES:
         raise BadInput(f"Unknown index strategy `{strategy[:40]}`", hint=f"Use one of {', '.join(INDEX_STRATEGIES)}")
-    options = ["--default-index", index_url(channel.index_url)] if channel.index_url else []
+    options = ["--default-index", index_url(channel.index_url)]  # always: without one uv asks its own default
     for extra in channel.extra_index_urls:  # asked before the default one, in this order
         options += ["--index", index_url(extra)]
     return [*options, "--index-strategy", strategy]

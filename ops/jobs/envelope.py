@@ -19,6 +19,8 @@ from ops.jobs.errors import BadInput, Refused
 from ops.records import NAME, Channel, ServiceRecord
 
 MAX_BYTES = 2 * 1024 * 1024  # a plan of some hundred packages is under 200 KB
+LIFETIME_MAX_S = 7 * 24 * 3600
+BY_LENGTH = 150  # as Django's user names
 LOCK = re.compile(r"(service:[a-z0-9][a-z0-9._-]{0,62}|env:/[^\x00-\x1f]{1,1000}|node:[a-z][a-z-]{0,30})\Z")
 TYPE = re.compile(r"[a-z][a-z0-9-]{0,29}\Z")
 
@@ -119,6 +121,10 @@ class Envelope:
             raise Refused("A fence must be a whole number above 0")
         if not self.exp > self.iat:
             raise Refused("The envelope ends before it begins")
+        if not (0 <= self.iat and self.exp < 1e11 and self.exp - self.iat <= LIFETIME_MAX_S):
+            raise Refused("The envelope is valid for too long", why=f"An order ends after {LIFETIME_MAX_S // 86400} days at the latest")
+        if len(self.by) > BY_LENGTH or not self.by.isprintable():
+            raise Refused("The envelope's `by` is not a user's name")
         self.service_record()
 
     def service_record(self) -> ServiceRecord | None:

@@ -122,7 +122,9 @@ def test_what_node_toml_does_not_allow_is_refused(service: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("channel", [
-    {"name": "c", "kind": "wheelhouse", "wheelhouse": "/tmp"}, {"name": "c"},
+    {"name": "c", "kind": "wheelhouse", "wheelhouse": "/tmp"}, {"name": "c"}, {"name": "c", "kind": "index"}, {"name": "c", "kind": "wheelhouse"},
+    {"name": "c", "kind": "index", "extra_index_urls": ["https://allowed.example/simple"]},
+    {"name": "c", "kind": "wheelhouse", "wheelhouse": "/\ud800"},
     {"name": "c", "kind": "index", "index_url": "https://index.example/simple"},
 ])
 def test_a_channel_outside_of_node_toml_is_refused(channel: dict[str, Any]) -> None:
@@ -137,7 +139,12 @@ def test_job_ids_become_folder_names_so_only_one_form_is_taken() -> None:
 @pytest.mark.parametrize("changed", [
     {"name": 5}, {"flags": "--port"}, {"flags": [1]}, {"env": []}, {"env": {"A": 1}}, {"gpus": ["0"]}, {"gpus": [True]}, {"root": "/srv/a\0b"},
     {"root": None}, {"base_url": "file:///etc/passwd"}, {"base_url": "-x"}, {"practice": 1}, {"guards": ["x"]}, {"artifact_roots": "/"},
-    {"target_tok_s": [40, "x"]}, {"unit": None},
+    {"target_tok_s": [40, "x"]}, {"unit": None}, {"root": "/srv/\ud800"},
 ], ids=str)
 def test_a_service_record_of_the_wrong_form_is_refused_in_words(changed: dict[str, Any]) -> None:
     assert refusal(raw(service={**SERVICE, **changed})) == "refused"
+
+
+@pytest.mark.parametrize("changed", [{"by": "a\nb"}, {"by": "\u202eanna"}, {"by": "a" * 151}, {"exp": 10**39}, {"exp": 10**400}], ids=lambda c: str(c)[:30])
+def test_who_asked_is_a_name_and_an_order_does_not_live_for_ever(changed: dict[str, Any]) -> None:
+    assert refusal(raw(**changed)) == "refused"
