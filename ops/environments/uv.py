@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import tempfile
 import tomllib
 from collections.abc import Callable, Sequence
@@ -185,7 +186,11 @@ def explain(lines: Sequence[str], error: CommandFailed, *, channel: str = "") ->
     """uv's own error, told in our three parts. `lines` are what it printed."""
     start = next((index for index, line in enumerate(lines) if line.startswith("error:")), None)
     if start is None:
-        return CommandFailed("uv failed", why="\n".join(lines[-5:]) or error.why, hint="The step's log has all that it printed", **error.facts)
+        killed = error.facts.get("code") == -signal.SIGKILL
+        return CommandFailed(
+            "uv was killed" if killed else error.what, why="\n".join(lines[-5:]) or error.why,
+            hint="Look at the kernel's log: it kills programs when memory runs out" if killed else "The step's log has all that it printed",
+            **error.facts)
     title = lines[start].removeprefix("error:").strip()
     causes = [re.sub(r"^\s*(cause:|hint:)?\s*", "", line).strip() for line in lines[start + 1:]]
     why = " ".join(cause for cause in causes if cause)

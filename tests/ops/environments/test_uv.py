@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ops.environments import uv, wheelhouse
-from ops.jobs.errors import BadInput, OpsError
+from ops.jobs.errors import BadInput, CommandFailed, OpsError
 from ops.records import Channel
 from tests.fakes.wheels import make_wheel
 
@@ -122,8 +122,6 @@ def test_an_interpreter_that_is_gone_says_so(tmp_path: Path, index: str):
      "`a==1` needs `torch==2.9.1`, but `b==2` needs `torch==2.10.0`"),
 ])
 def test_no_solution_is_told_in_one_sentence(text: str, sentence: str):
-    from ops.jobs.errors import CommandFailed
-
     told = uv.explain(["error: No solution found when resolving dependencies", f"  cause: {text}"], CommandFailed("uv failed"))
     assert isinstance(told, uv.NoSolution) and told.what == sentence and told.why == text
 
@@ -134,3 +132,9 @@ def test_the_wheel_that_the_interpreter_takes_is_the_most_specific_one():
     assert wheelhouse.best(files, "3.11.7") == files[1]
     assert wheelhouse.best(files, "3.13.0") == files[3]
     assert wheelhouse.best(files[4:], "3.11.7") is None
+
+
+def test_a_killed_uv_is_said_to_be_killed():
+    told = uv.explain([], CommandFailed("`uv` failed with signal 9", argv=["uv"], code=-9, tail=""))
+    assert told.what == "uv was killed" and "memory" in told.hint
+    assert uv.explain(["what?"], CommandFailed("`uv` failed with exit code 2", argv=["uv"], code=2, tail="")).what == "`uv` failed with exit code 2"
