@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,7 +10,7 @@ import redis
 from django.db import transaction
 from django.utils import timezone
 
-from dashboard import dispatch
+from dashboard import dispatch, from_a_node
 from dashboard.models import Channel, Node, Service
 from ops import records
 from ops.jobs import streams
@@ -40,7 +39,7 @@ class Reader:
             for entry_id, fields in reply[0][1]:
                 self.position = entry_id
                 try:
-                    said = json.loads(fields[b"a"], parse_constant=lambda name: None)
+                    said = from_a_node.read(fields[b"a"])
                     newest[str(said["node"])] = said
                 except (ValueError, KeyError, TypeError) as error:
                     logger.error("an announcement cannot be read: %r", error)
@@ -81,7 +80,7 @@ def keep_telemetry(client: redis.Redis) -> None:
     for node in Node.objects.prefetch_related("services"):
         newest: Any = client.xrevrange(streams.telemetry_stream(node.name), count=1)
         try:
-            said = json.loads(newest[0][1][b"t"], parse_constant=lambda name: None) if newest else None
+            said = from_a_node.read(newest[0][1][b"t"]) if newest else None
         except (ValueError, KeyError) as error:
             logger.error("the telemetry of node %s cannot be read: %r", node.name, error)
             continue

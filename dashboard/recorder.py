@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 import threading
 import time
 import uuid
@@ -27,14 +26,13 @@ from django.db.models import Max, Q
 from django.utils import timezone
 from redis.exceptions import RedisError, ResponseError
 
-from dashboard import announcements, dispatch, reaper, redis_clients
+from dashboard import announcements, dispatch, from_a_node, reaper, redis_clients
 from dashboard.models import Job, JobEvent, Node, Service
 from dashboard.projection import JobProjection, when
 from ops.jobs import streams
 from ops.jobs.envelope import check_job_id
 from ops.jobs.errors import OpsError
 from ops.jobs.events import FINAL_STATES, Event, EventType
-from ops.jobs.redact import redact
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +44,6 @@ BLOCK_MS = 500
 EVENT_MAX_BYTES = 4 * 1024 * 1024
 RECENT_S = 24 * 3600
 FREQUENT = frozenset({EventType.STEP_LOG, EventType.STEP_PROGRESS, EventType.LEVEL_SECOND, EventType.WARMUP_PHASE})
-_MAY_HOLD_A_SECRET = re.compile(r"(?i)hf_|sk-|bearer|://[^/\s]*@|api[_-]?key|token|passw|secret|authorization")
 
 
 @dataclass
@@ -65,12 +62,10 @@ def parse(text: str | bytes) -> Event:
     redact at the source; this is the second line). Raises ValueError on anything that is not an event."""
     if len(text) > EVENT_MAX_BYTES:
         raise ValueError(f"an event of {len(text)} bytes")
-    if isinstance(text, bytes):
-        text = text.decode("utf-8", "replace")
-    raw = json.loads(text, parse_constant=lambda name: None)
+    raw = from_a_node.read(text)
     if not isinstance(raw, dict):
         raise ValueError("not an event")
-    event = Event.from_json(json.dumps(_clean(raw, bool(_MAY_HOLD_A_SECRET.search(text)))))
+    event = Event.from_json(json.dumps(raw))
     try:
         check_job_id(event.job)
     except OpsError as error:
@@ -78,29 +73,6 @@ def parse(text: str | bytes) -> Event:
     if not 1 <= event.seq < 2**31 or not math.isfinite(event.at):
         raise ValueError(f"not an event: seq {event.seq}, at {event.at}")
     return event
-
-
-def _clean(value: Any, secrets: bool) -> Any:
-    if isinstance(value, str):
-        if "\x00" in value:
-            value = value.replace("\x00", "\ufffd")
-        if not value.isascii():
-            value = value.encode("utf-8", "replace").decode("utf-8")
-        return redact(value) if secrets and len(value) > 8 else value
-    if isinstance(value, dict):
-        # Together with its name: `{"api_key": "x"}` says by the name that the value is a secret
-        return {_clean(str(name), False): _clean_named(str(name), item, secrets) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_clean(item, secrets) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):  # 1e999 is valid JSON and no number
-        return None
-    return value
-
-
-def _clean_named(name: str, item: Any, secrets: bool) -> Any:
-    if secrets and isinstance(item, str) and item and "[redacted]" in redact(f"'{name}': '{item}'") and "[redacted]" not in redact(item):
-        return "[redacted]"
-    return _clean(item, secrets)
 
 
 def record(events: Iterable[Event], *, node_of: dict[str, str] | None = None) -> Recorded:

@@ -95,8 +95,15 @@ def hide_in_command(words: Sequence[str]) -> list[str]:
 def hide_in_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """A service record as it may leave its node: values of secret variables, and of flags such as `--api-key`, hidden."""
     env = {name: HIDDEN if value and _SECRET_VARIABLE.search(name) else redact(value) for name, value in (record.get("env") or {}).items()}
-    shown = {**record, "flags": hide_in_command(record.get("flags") or []), "env": env}
-    return shown | {"base_url": redact(record["base_url"])} if record.get("base_url") else shown
+    return {**_redacted(dict(record)), "flags": hide_in_command(record.get("flags") or []), "env": env}
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _redacted(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_redacted(inner) for inner in value]
+    return redact(value) if isinstance(value, str) else value
 
 
 def record_secrets(record: Mapping[str, Any]) -> list[str]:
