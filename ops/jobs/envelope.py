@@ -121,7 +121,7 @@ class Envelope:
             raise Refused("A fence must be a whole number above 0")
         if not self.exp > self.iat:
             raise Refused("The envelope ends before it begins")
-        if not (0 <= self.iat and self.exp < 1e11 and self.exp - self.iat <= LIFETIME_MAX_S):
+        if not (self.iat >= 0 and self.exp < 1e11 and self.exp - self.iat <= LIFETIME_MAX_S):
             raise Refused("The envelope is valid for too long", why=f"An order ends after {LIFETIME_MAX_S // 86400} days at the latest")
         if len(self.by) > BY_LENGTH or not self.by.isprintable():
             raise Refused("The envelope's `by` is not a user's name")

@@ -145,6 +145,7 @@ def test_a_service_record_of_the_wrong_form_is_refused_in_words(changed: dict[st
     assert refusal(raw(service={**SERVICE, **changed})) == "refused"
 
 
-@pytest.mark.parametrize("changed", [{"by": "a\nb"}, {"by": "\u202eanna"}, {"by": "a" * 151}, {"exp": 10**39}, {"exp": 10**400}], ids=lambda c: str(c)[:30])
+@pytest.mark.parametrize("changed", [{"by": "a\nb"}, {"by": "\u202eanna"}, {"by": "a" * 151}, {"exp": 10**39}, {"exp": 10**400}],
+                         ids=lambda changed: str(changed)[:30])
 def test_who_asked_is_a_name_and_an_order_does_not_live_for_ever(changed: dict[str, Any]) -> None:
     assert refusal(raw(**changed)) == "refused"
