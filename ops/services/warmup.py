@@ -120,6 +120,9 @@ class _LogFollower:
         return lines
 
     def _add(self, line: str) -> None:
+        # vLLM writes its process prefix, then the bar's own carriage return: a terminal shows the bar over it, and so does this log.
+        if _BARE_PREFIX.fullmatch(line):
+            return
         # Of a progress bar that is redrawn, only the newest state is worth a line.
         bar = _BAR.match(line)
         if bar and self._waiting and (before := _BAR.match(self._waiting[-1])) and before["label"] == bar["label"]:
@@ -155,6 +158,7 @@ class _LogFollower:
             self._file.close()
 
 
+_BARE_PREFIX = re.compile(r"(\s*\((?:APIServer|EngineCore|Worker|VllmWorker|MainProcess)[\w ,=-]*\))+\s*")
 _BAR = re.compile(r"(?P<label>.{3,200}?): +\d+%\D")
 
 

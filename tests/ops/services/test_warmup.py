@@ -247,6 +247,14 @@ def test_a_flood_of_log_is_cut_with_a_mark(make_record: Make, job: Job, monkeypa
     assert [one["phase"] for one in job.of("warmup.done")[0]["phases"]][1] == "load", "milestones in what was left out are seen"
 
 
+def test_a_bar_drawn_over_its_process_prefix_is_one_line_in_the_log(make_record: Make, job: Job) -> None:
+    bars = [[0.0, f"(Worker_TP0 pid=3) \rLoading safetensors checkpoint shards: {n * 25:3d}% Completed | {n}/4 [00:01<00:0]", 1] for n in range(1, 5)]
+    watched(job, make_record({"log": [*START[:2], *bars, [0.0, "\n"], *START[4:]], "serve": True}))
+    text = "".join(one["text"] for one in job.of("step.log"))
+    assert "(Worker_TP0 pid=3) \n" not in text
+    assert 1 <= text.count("Loading safetensors") < 4
+
+
 def known(cache: str, **phases: float) -> dict[str, Any]:
     return {"cache": cache, "phases": phases, "total_s": sum(phases.values())}
 
