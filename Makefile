@@ -17,6 +17,7 @@ help:
 	@echo 'make demo-once  the same, without staying: one redeploy, its report, exit code 0 if all went well'
 	@echo 'make up         for real use: the console and the agent of this machine'
 	@echo 'make test       tests (under ten minutes); make test-full adds the long ones'
+	@echo 'make environment  only .venv, for python -m ops without a console'
 	@echo 'make lint       ruff and mypy; make lock compiles the requirements anew; make clean removes what was made'
 
 demo: environment

@@ -6,12 +6,18 @@ from __future__ import annotations
 import os
 import sys
 
+from ops import interpreter
 from ops.jobs.errors import OpsError
 
 
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dashboard.settings")
-    from django.core.management import execute_from_command_line
+    command = " ".join(["manage.py", *sys.argv[1:2]])
+    interpreter.require(command)
+    try:
+        from django.core.management import execute_from_command_line
+    except ModuleNotFoundError as error:
+        sys.exit(interpreter.lacks(error, command))
 
     try:
         execute_from_command_line(sys.argv)

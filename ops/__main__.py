@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from ops.cli import main
+from ops import interpreter
+
+COMMAND = f"-m ops {sys.argv[1] if len(sys.argv) > 1 else '--help'}"
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interpreter.require(COMMAND)
+    from ops.cli import main
+
+    try:
+        sys.exit(main())
+    except ModuleNotFoundError as error:
+        sys.exit(interpreter.lacks(error, COMMAND))

@@ -20,8 +20,13 @@ from typing import Any
 from ops.jobs.errors import BadInput, OpsError
 from ops.jobs.pipeline import Reporter
 
+WRONG_ARGUMENTS = 2
 INTERRUPTED = 130
 LOG_LIMIT = 64 * 1024 * 1024  # bytes of a log that `diagnose` reads, from its end
+
+
+class _WrongArguments(BadInput):
+    """What stands on the command line cannot be, whatever the server or the disk says."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except OpsError as error:
         _tell(error, arguments.json)
-        return 1
+        return WRONG_ARGUMENTS if isinstance(error, _WrongArguments) else 1
     except KeyboardInterrupt:
         print("Interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -104,8 +109,17 @@ def _api_key(arguments: argparse.Namespace) -> str:
         return ""
     key = os.environ.get(arguments.api_key_env, "")
     if not key:
-        raise BadInput(f"The environment variable `{arguments.api_key_env}` is not set", hint="It should hold the API key")
+        raise _WrongArguments(f"The environment variable `{arguments.api_key_env}` is not set", hint="It should hold the API key")
     return key
+
+
+@contextmanager
+def _from_arguments() -> Iterator[None]:
+    """What is refused within it was wrong on the command line: exit code 2."""
+    try:
+        yield
+    except BadInput as error:
+        raise _WrongArguments(error.what, why=error.why, hint=error.hint, **error.facts) from error
 
 
 # ---- gpus ----
@@ -162,7 +176,9 @@ def _packages(arguments: argparse.Namespace) -> int:
     for finding in found:
         print(f"\n{finding.level}: {finding.title}\n  {finding.why}\n  fix: {finding.fix}")
     if not found:
-        print("\nCoupled packages agree")
+        there = [name for name in coupling.coupled_names() if read.version(name)]
+        print(f"\nCoupled packages agree: {', '.join(there)}" if len(there) > 1 else "\nNo packages here that must agree with one another "
+              f"({', '.join(coupling.coupled_names())})")
     return code
 
 
@@ -195,13 +211,14 @@ def _bench(arguments: argparse.Namespace) -> int:
     from ops.benchmark import endpoint, presets, sweep
 
     key = _api_key(arguments)
-    model = arguments.model
-    if model is None:
-        model = endpoint.only_model(endpoint.inspect(arguments.url, api_key=key))
-    settings = presets.settings(
-        arguments.preset, base_url=arguments.url, model=model, concurrencies=arguments.concurrency, max_tokens=arguments.max_tokens,
-        requests=arguments.requests, output_mode="natural" if arguments.natural else None, burst=arguments.burst, prompt_words=arguments.prompt_words,
-        level_seconds=arguments.level_seconds, request_timeout_s=arguments.timeout, seed=arguments.seed, gpu_count=arguments.gpus)
+    with _from_arguments():  # before anybody is asked anything
+        settings = presets.settings(
+            arguments.preset, base_url=arguments.url, model=arguments.model or "-", concurrencies=arguments.concurrency,
+            max_tokens=arguments.max_tokens, requests=arguments.requests, output_mode="natural" if arguments.natural else None,
+            burst=arguments.burst, prompt_words=arguments.prompt_words, level_seconds=arguments.level_seconds,
+            request_timeout_s=arguments.timeout, seed=arguments.seed, gpu_count=arguments.gpus)
+    if not arguments.model:
+        settings.model = endpoint.only_model(endpoint.inspect(settings.base_url, api_key=key))
     line = _StatusLine()
     with _interruptible() as interrupted:
         result = sweep.run(settings, emit=_show_sweep(line, quiet=arguments.json), cancel=interrupted,
@@ -276,8 +293,11 @@ def _failure_of(result: Any) -> OpsError | None:
 
 
 def _smoke(arguments: argparse.Namespace) -> int:
+    from ops.benchmark import endpoint
     from ops.services import smoke
 
+    with _from_arguments():
+        endpoint.normalise(arguments.url)
     suite: Sequence[smoke.SmokeTest] = smoke.SUITE
     if arguments.suite:
         try:
@@ -289,7 +309,7 @@ def _smoke(arguments: argparse.Namespace) -> int:
         suite = [smoke.SmokeTest.from_dict(entry) for entry in raw]
     if arguments.only:
         if unknown := sorted(set(arguments.only) - {test.name for test in suite}):
-            raise BadInput(f"There is no smoke test `{unknown[0]}`", hint=f"Tests: {', '.join(test.name for test in suite)}")
+            raise _WrongArguments(f"There is no smoke test `{unknown[0]}`", hint=f"Tests: {', '.join(test.name for test in suite)}")
         suite = [test for test in suite if test.name in arguments.only]
     line = _StatusLine()
 
@@ -318,7 +338,10 @@ def _smoke(arguments: argparse.Namespace) -> int:
 def _diagnose(arguments: argparse.Namespace) -> int:
     from ops.services import diagnosis
 
-    text = _read(arguments.file).decode("utf-8", "replace")
+    raw = _read(arguments.file)
+    if b"\0" in raw[:8192]:
+        raise BadInput(f"`{arguments.file}` is no log", why="It holds NUL bytes, so it is no text", hint="If it is compressed, unpack it first")
+    text = raw.decode("utf-8", "replace")
     found = diagnosis.diagnose(text).as_dict()
     if arguments.json:
         return _print_json(found)
@@ -342,7 +365,8 @@ def _read(name: str) -> bytes:
             file.seek(max(0, size - LOG_LIMIT))
             return file.read()
     except FileNotFoundError as error:
-        raise BadInput(f"There is no file `{name}`") from error
+        raise BadInput(f"There is no file `{name}`", why="" if Path(name).is_absolute() else f"Looked for in {Path.cwd()}",
+                       hint="Give the path of a log, or - to read one from stdin") from error
     except OSError as error:
         raise BadInput(f"`{name}` cannot be read", why=error.strerror or str(error)) from error
 

@@ -35,7 +35,9 @@ def normalise(url: str) -> str:
     text = url.strip()
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise BadInput(f"`{url[:200]}` is not the address of a server", hint="Write it as http://127.0.0.1:8000")
+        why = "" if not text or "://" in text else "It does not say http:// or https://"
+        raise BadInput(f"`{url[:200]}` is not the address of a server", why=why,
+                       hint=f"Write it as {f'http://{text[:200]}' if why else 'http://127.0.0.1:8000'}")
     try:
         _ = parts.port
     except ValueError as error:
@@ -69,7 +71,10 @@ def tls_context() -> ssl.SSLContext:
 def unreachable(base_url: str, error: Exception) -> OpsError:
     """The error for a server that does not answer."""
     why = str(error) or type(error).__name__
-    return OpsError(f"No answer from {base_url}", why=why, hint="Is the server running, and is this its address and port?", kind="unreachable")
+    hint = "Is the server running, and is this its address and port?"
+    if base_url.startswith("https:") and "certificate" not in why.lower() and any(word in why for word in ("_ssl.c", "SSL", "handshake")):
+        hint = f"Does it speak TLS at all? vLLM does not unless it was started with a certificate: http{base_url.removeprefix('https')}"
+    return OpsError(f"No answer from {base_url}", why=why, hint=hint, kind="unreachable")
 
 
 def inspect(base_url: str, *, api_key: str = "", timeout_s: float = 10.0) -> Endpoint:

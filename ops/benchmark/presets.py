@@ -62,7 +62,7 @@ class SweepSettings(Record):
         if len(self.concurrencies) > MAX_LEVELS:
             raise BadInput(f"A sweep has at most {MAX_LEVELS} levels, not {len(self.concurrencies)}")
         if len(set(self.concurrencies)) != len(self.concurrencies):
-            raise BadInput("Each concurrency can stand only once in a sweep")
+            raise BadInput("Each concurrency can stand only once in a sweep", hint=f"Use {','.join(map(str, sorted(set(self.concurrencies))))}")
         _integers("Requests of a level", self.requests, 1, MAX_REQUESTS)
         if len(self.requests) != len(self.concurrencies):
             raise BadInput(f"{len(self.requests)} request counts for {len(self.concurrencies)} levels",
@@ -116,7 +116,7 @@ def _integers(name: str, values: Any, low: int, high: int) -> None:
         if not isinstance(value, int) or isinstance(value, bool):
             raise BadInput(f"{name} must be a whole number, not `{str(value)[:40]}`")
         if not low <= value <= high:
-            raise BadInput(f"{name} {value} is outside of {low} to {high}")
+            raise BadInput(f"{name} {value} is outside of {low} to {high}", hint=f"Give a whole number from {low} to {high}")
 
 
 def _numbers(name: str, value: Any, low: float, high: float) -> None:

@@ -118,7 +118,8 @@ def site_packages(root: Path, settings: dict[str, str] | None = None) -> list[Pa
     An environment whose interpreter was upgraded keeps the older `lib/python3.X`; `pyvenv.cfg` says which one counts.
     """
     if not root.is_dir():
-        raise BadInput(f"`{root}` is no Python environment", why="There is no such folder")
+        raise BadInput(f"`{root}` is no Python environment", why="It is a file" if root.exists() else "There is no such folder",
+                       hint="Give the folder that holds bin/python, such as /opt/vllm-env")
     settings = pyvenv(root) if settings is None else settings
     version = settings.get("version_info") or settings.get("version") or ""
     wanted = "python" + ".".join(version.split(".")[:2]) if version else None

@@ -25,10 +25,10 @@ def ops(*arguments: str, stdin: bytes | None = None, **env: str) -> subprocess.C
                           env={**os.environ, "ROUNDHOUSE_NODE_STATE": "/nonexistent", **env}, input=None if stdin is None else stdin.decode())
 
 
-def error_of(*arguments: str) -> dict[str, Any]:
+def error_of(*arguments: str, code: int = 1) -> dict[str, Any]:
     """The error of a command that must fail: the same on both streams, no traceback."""
     plain, machine = ops(*arguments), ops(*arguments, "--json")
-    assert (plain.returncode, machine.returncode) == (1, 1)
+    assert (plain.returncode, machine.returncode) == (code, code)
     assert plain.stdout == "" and "Traceback" not in plain.stderr + machine.stderr
     told = json.loads(machine.stdout)["error"]
     assert any(line.startswith("error: ") for line in plain.stderr.splitlines()) and told["what"]
@@ -79,8 +79,17 @@ def test_a_wrong_model_lists_the_right_one(url: str) -> None:
     assert error_of("bench", "--url", url, "--model", "kimi")["hint"] == "It serves: paced"
 
 
-def test_no_address_at_all() -> None:
-    assert error_of("bench", "--url", "127.0.0.1:8000")["kind"] == "bad_input"
+@pytest.mark.parametrize("command", ["bench", "smoke"])
+def test_an_address_without_its_scheme_is_told_with_it(command: str) -> None:
+    told = error_of(command, "--url", "127.0.0.1:8123", code=2)
+    assert (told["kind"], told["hint"]) == ("bad_input", "Write it as http://127.0.0.1:8123")
+
+
+@pytest.mark.parametrize(("option", "value"), [("--concurrency", "0"), ("--concurrency", "100000"), ("--concurrency", "1,1,1"), ("--requests", "0"),
+                                               ("--max-tokens", "0"), ("--api-key-env", "NO_SUCH_VARIABLE")])
+def test_what_cannot_be_is_wrong_before_anybody_is_asked(option: str, value: str) -> None:
+    told = error_of("bench", "--url", "http://127.0.0.1:9", option, value, code=2)
+    assert told["kind"] == "bad_input" and told["hint"]
 
 
 def test_a_refusing_server_is_told_with_its_words() -> None:
@@ -110,7 +119,7 @@ def test_a_key_is_taken_from_the_environment_and_shown_nowhere() -> None:
     with scripted(lambda n, body: good_stream(2), paths={"/v1/models": response(401, {"error": {"message": "no"}})}) as server:
         done = ops("bench", "--url", server.url, "--api-key-env", "MY_KEY", "--json", MY_KEY="sk-canary")
     assert done.returncode == 1 and "sk-canary" not in done.stdout + done.stderr
-    told = error_of("smoke", "--url", "http://127.0.0.1:9", "--api-key-env", "NOT_SET_HERE")
+    told = error_of("smoke", "--url", "http://127.0.0.1:9", "--api-key-env", "NOT_SET_HERE", code=2)
     assert told["what"] == "The environment variable `NOT_SET_HERE` is not set"
 
 
@@ -141,15 +150,17 @@ def test_packages_and_integrity_read_an_environment() -> None:
     packages = ops("packages", "--env", sys.prefix, "--json")
     assert packages.returncode == 0 and any(d["name"] == "httpx" for d in json.loads(packages.stdout)["distributions"])
     plain = ops("packages", "--env", sys.prefix)
-    assert "httpx" in plain.stdout and "Coupled packages agree" in plain.stdout
+    assert "httpx" in plain.stdout and "No packages here that must agree" in plain.stdout
     integrity = ops("integrity", "--env", sys.prefix, "--only", "httpx", "--json")
     assert integrity.returncode == 0 and json.loads(integrity.stdout)["files"] > 20
 
 
 @pytest.mark.parametrize("command", ["packages", "integrity"])
 def test_what_is_no_environment_is_told(command: str, tmp_path: Path) -> None:
-    assert "no Python environment" in error_of(command, "--env", str(tmp_path))["what"]
-    assert "no Python environment" in error_of(command, "--env", str(tmp_path / "nothing"))["what"]
+    (tmp_path / "file").touch()
+    for name, why in ((".", "It has no pyvenv.cfg"), ("nothing", "There is no such folder"), ("file", "It is a file")):
+        told = error_of(command, "--env", str(tmp_path / name))
+        assert "no Python environment" in told["what"] and told["why"].startswith(why) and "bin/python" in told["hint"]
 
 
 def test_diagnose_finds_the_decisive_line_of_a_recorded_crash() -> None:
@@ -161,6 +172,19 @@ def test_diagnose_finds_the_decisive_line_of_a_recorded_crash() -> None:
 
 def test_diagnose_of_no_file_is_told() -> None:
     assert error_of("diagnose", "/nothing/here.log")["what"] == "There is no file `/nothing/here.log`"
+
+
+def test_diagnose_of_what_is_no_text_is_told() -> None:
+    assert error_of("diagnose", sys.executable)["what"] == f"`{sys.executable}` is no log"
+
+
+def test_a_python_without_the_requirements_is_told_which_one_has_them(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True, timeout=60)
+    for command in (["-m", "ops", "bench", "--url", "http://127.0.0.1:9"], ["manage.py", "up"]):
+        done = subprocess.run([bare / "bin" / "python", *command], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1 and done.stderr.startswith("error: `") and "is not installed for" in done.stderr
+        assert ".venv" in done.stderr.splitlines()[1] and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["bench"], ["bench", "--url", "http://h", "--concurrency", "a,b"], ["packages"]])

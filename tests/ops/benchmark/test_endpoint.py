@@ -52,6 +52,12 @@ def test_nobody_there_is_told_with_the_address() -> None:
     assert told.value.kind == "unreachable" and "refused" in told.value.why
 
 
+def test_https_to_a_port_without_tls_names_the_plain_address() -> None:
+    with scripted(no_chat) as server, pytest.raises(OpsError) as told:
+        inspect(server.url.replace("http:", "https:"), timeout_s=0.3)
+    assert told.value.kind == "unreachable" and told.value.hint.endswith(server.url)
+
+
 @pytest.mark.parametrize(("answer", "kind"), [
     (response(401, {"error": {"message": "Invalid key"}}), "unauthorized"), (response(404, {"detail": "Not Found"}), "not_openai"),
     (response(200, b"<html>hi</html>", content_type="text/html"), "not_openai"), (response(200, {"models": []}), "not_openai"),
