@@ -95,6 +95,14 @@ class Start:
             self._lock = None
 
 
+def running_address(state: Path) -> str | None:
+    """The web address of the launcher that runs with this state folder; None if none does."""
+    known = Start(state)._read()
+    pid, ticks = known.get("pid"), known.get("start_ticks")
+    alive = isinstance(pid, int) and isinstance(ticks, int) and is_alive(pid, ticks)
+    return str(known["address"]) if alive and known.get("address") else None
+
+
 def _where(known: dict[str, Any]) -> str:
     """` (pid 12, http://127.0.0.1:8470)`, or nothing if the record is not of the one that holds the lock."""
     pid, ticks = known.get("pid"), known.get("start_ticks")

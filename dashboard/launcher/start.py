@@ -18,12 +18,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+from dashboard.by_hand import by_hand
 from dashboard.embedded_redis import EmbeddedRedis
 from dashboard.launcher import main_job, node
 from dashboard.launcher.children import Child, Children
 from dashboard.launcher.earlier import START_MARK, Start, check_state_folder
 from dashboard.launcher.terminal import Terminal
-from ops.agent.config import REPOSITORY, NodePaths, state_folder
+from ops.agent.config import NodePaths, state_folder
 from ops.gpus.processes import marked_with
 from ops.jobs import reconcile
 from ops.jobs.errors import BadInput, OpsError
@@ -129,7 +130,7 @@ class Launcher:
         succeeded: bool | None = None
         if record and options.job and (answers or options.once):
             try:
-                succeeded = main_job.main_job(record, self.terminal, self.tick, always=options.once, reset=by_hand("demo_job --reset"),
+                succeeded = main_job.main_job(record, self.terminal, self.tick, always=options.once, reset=by_hand("manage.py demo_job --reset"),
                                               ensure_service=lambda: self._wait_until_healthy(record, self._start_service(record)))
             except OpsError as error:
                 succeeded = False
@@ -267,7 +268,7 @@ class Launcher:
 
         link = address + accounts.link_path(accounts.make_token(accounts.first_admin()))
         self.terminal.line(f"\nSign in: {self.terminal.colour(link, 'bold')}\n(works once, within {settings.SIGN_IN_LINK_MINUTES} minutes; another: "
-                           f"{by_hand('sign_in_link')} --base-url {address})")
+                           f"{by_hand('manage.py sign_in_link')})")
 
     @property
     def _children(self) -> Children:
@@ -331,14 +332,6 @@ def stop_jobs(paths: NodePaths) -> None:
     for folder in paths.jobs.iterdir():
         if marked(folder.name):
             reconcile.shut_down(paths, folder.name, grace_s=10)
-
-
-def by_hand(command: str) -> str:
-    """How a person calls a `manage.py` command for this state folder, from the repository's folder."""
-    python = Path(sys.executable)
-    shown = python.relative_to(REPOSITORY) if python.is_relative_to(REPOSITORY) else python
-    state = state_folder()
-    return ("" if state == REPOSITORY / "var" else f"ROUNDHOUSE_STATE={state} ") + f"{shown} manage.py {command}"
 
 
 def agent_argv(paths: NodePaths) -> list[str]:

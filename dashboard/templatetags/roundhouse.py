@@ -18,6 +18,8 @@ from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
+from dashboard import by_hand as commands
+
 register = template.Library()
 
 MINUS = "−"
@@ -37,6 +39,12 @@ STATES: dict[str, tuple[str, str, str]] = {  # word of the data: (tone, icon, wo
 }
 SPINNING = frozenset({"claimed", "running", "cancelling", "starting", "undoing"})
 LEVELS = {"stop": ("fail", "fail"), "warning": ("warn", "warn"), "note": ("faint", "info"), "ok": ("ok", "ok")}
+
+
+@register.simple_tag
+def by_hand(command: str, public: bool = False) -> str:
+    """A command for this console's host, ready to paste. `public`: on a page that people see before they sign in."""
+    return commands.by_hand(command, tell_paths=not public)
 
 
 @register.simple_tag

@@ -63,7 +63,7 @@ def sign_in(request: HttpRequest) -> HttpResponse:
 def sign_in_by_link(request: HttpRequest, token: str) -> HttpResponse:
     """By a one-time link. Looking at it shows a button and uses nothing up: mail scanners and chat previews look at links too."""
     gone = {"what": "This sign-in link does not work any more", "why": f"A link works once, within {settings.SIGN_IN_LINK_MINUTES} minutes",
-            "hint": "Make a new one on the console's host: `python manage.py sign_in_link`"}
+            "hint": "Make a new one on the console's host: `manage.py sign_in_link`"}
     if request.method != "POST":
         return _page(request, mode="link") if accounts.is_usable(token) else _page(request, status=410, error=gone)
     user = accounts.use_token(token)

@@ -249,7 +249,7 @@ def needs(nodes: Sequence[Node]) -> list[dict[str, Any]]:
             found.append({"order": 1, "level": "warning", "title": f"{node.name} is silent",
                           "text": "Its agent has sent nothing for a while. What this "
                           "page shows of it is old. Services and jobs there go on without it.", "seen": node.seen_at,
-                          "command": "python manage.py up" if not node.practice else "make demo",
+                          "command": "make up" if not node.practice else "make demo",
                           "links": [(f"Open {node.name}", reverse("node", args=[node.name]))]})
         if (node.facts or {}).get("problem"):
             found.append({"order": 4, "level": "note", "title": f"{node.name} reports no GPU", "text": node.facts["problem"], "links": []})

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from datetime import timedelta
 from io import StringIO
+from pathlib import Path
 from threading import Barrier, Thread
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,7 +18,10 @@ from django.test import Client
 from django.utils import timezone
 
 from dashboard import accounts
+from dashboard.by_hand import by_hand
+from dashboard.launcher.earlier import Start
 from dashboard.models import AuditEntry, SignInToken
+from ops.agent.config import REPOSITORY
 from ops.jobs.errors import BadInput
 
 pytestmark = pytest.mark.django_db
@@ -138,3 +146,33 @@ def test_signing_out_needs_a_post_and_ends_the_session(client: Client, operator:
     assert client.get("/sign-out/").status_code == 405
     assert client.post("/sign-out/").status_code == 302
     assert "_auth_user_id" not in client.session
+
+
+def test_a_link_leads_to_the_console_that_runs(settings: Any, tmp_path: Path) -> None:
+    settings.STATE = tmp_path
+    start = Start(tmp_path)
+    start.write(address="http://127.0.0.1:8599")
+    out, said = StringIO(), StringIO()
+    call_command("sign_in_link", stdout=out, stderr=said)
+    assert out.getvalue().startswith("http://127.0.0.1:8599/") and said.getvalue() == ""
+    start.release()
+    call_command("sign_in_link", stdout=out, stderr=said)
+    assert "No console runs" in said.getvalue()
+
+
+def test_a_folder_without_a_database_is_told_without_a_traceback(tmp_path: Path) -> None:
+    environment = {**os.environ, "ROUNDHOUSE_STATE": str(tmp_path / "state"), "ROUNDHOUSE_DATABASE_URL": ""}
+    done = subprocess.run([sys.executable, "manage.py", "sign_in_link"], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60,
+                          check=False)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("No console has run with the state folder") and "hint: " in done.stderr
+
+
+@pytest.mark.parametrize(("state", "public", "private"), [
+    ("var", "", ""), ("var/practice", "ROUNDHOUSE_STATE=var/practice ", "ROUNDHOUSE_STATE=var/practice "),
+    ("/srv/my state", "ROUNDHOUSE_STATE=STATE_FOLDER ", "ROUNDHOUSE_STATE='/srv/my state' ")])
+def test_commands_on_pages_name_the_state_folder(monkeypatch: pytest.MonkeyPatch, state: str, public: str, private: str) -> None:
+    monkeypatch.setenv("ROUNDHOUSE_STATE", str(REPOSITORY / state))
+    monkeypatch.setattr(sys, "executable", str(REPOSITORY / ".venv" / "bin" / "python"))
+    assert by_hand("manage.py sign_in_link", tell_paths=False) == f"{public}.venv/bin/python manage.py sign_in_link"
+    assert by_hand("manage.py sign_in_link") == f"{private}.venv/bin/python manage.py sign_in_link"

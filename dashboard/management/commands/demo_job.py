@@ -16,9 +16,9 @@ class Command(BaseCommand):
         parser.add_argument("--reset", action="store_true", help="reset the practice box first, if it has been redeployed already")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        from dashboard.by_hand import by_hand
         from dashboard.launcher import node
         from dashboard.launcher.main_job import main_job
-        from dashboard.launcher.start import by_hand
         from dashboard.launcher.terminal import Terminal
         from ops.agent.config import NodePaths
 
@@ -26,7 +26,7 @@ class Command(BaseCommand):
         if record is None:
             raise CommandError("There is no practice box in this state folder. `make demo` makes one; ROUNDHOUSE_STATE says which folder is meant.")
         try:
-            succeeded = main_job(record, Terminal(), lambda: None, always=options["reset"], reset=by_hand("demo_job --reset"),
+            succeeded = main_job(record, Terminal(), lambda: None, always=options["reset"], reset=by_hand("manage.py demo_job --reset"),
                                  ensure_service=lambda: None)  # the launcher that runs elsewhere has seen to it
         except KeyboardInterrupt:
             sys.exit("No longer followed; the job itself goes on.")
