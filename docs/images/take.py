@@ -112,7 +112,7 @@ def take_all(camera: Camera, link: str) -> None:
     page.wait_for_url(re.compile("/jobs/"))
     camera.until("document.querySelector('[data-phase=load] .state-run')")
     camera.take("job-warmup")
-    camera.until("document.querySelector('[data-level=\"32\"] .state-run') && document.getElementById('live')?.data?.[0].x.length > 1")
+    camera.until("document.querySelectorAll('[data-level] .state-ok').length > 1 && document.getElementById('live')?.data?.[0].x.length > 1")
     camera.take("job-sweep")
     camera.until(ENDED)
 
