@@ -192,8 +192,13 @@ def start_last_good(context: Context) -> str:
     A service that somebody had stopped before the job stays stopped. One that had ended by itself is tried, and no more than that.
     """
     record, manager, before = context.the_service, manager_for(context.the_service), context.facts.get("state_before")
-    if before is None or manager.status().state == "healthy":
+    if before is None:
         return ""  # nobody asked it to stop yet
+    if manager.status().state == "healthy":
+        if context.facts.get("down_since") is None:
+            return ""
+        _answers(context)  # an undo that was killed itself had started it
+        return f"{record.name} answers on {_name(releases.current(record))}"
     if manager.pids():  # a stop that was cut off: who was asked to end may do so at any later moment, so it is ended now
         stopping.stop(context, record)
     if before == "stopped":

@@ -181,6 +181,8 @@ def _outcome(paths: NodePaths, folder: Path, journal: Journal, envelope: Envelop
             if not envelope.params.get("rollback", True):
                 return _interrupted(reason, "none")
             rollback = pipeline.undo([steps[name] for name in facts["begun"] if name in steps], context)
+            if rollback == "none" and any(event.type == EventType.STEP_UNDONE and event.data.get("note") for event in events):
+                rollback = "done"  # by an earlier pass that was killed
         except OpsError as error:
             journal(EventType.STEP_LOG, {"step": facts["begun"][-1], "text": f"{error}\n", "dropped_bytes": 0})
             rollback = "failed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -56,6 +57,15 @@ def test_a_service_that_nobody_asked_to_stop_is_left_alone(make_record: Make, gi
     pid = manager.start().pid
     assert redeploy.start_last_good(given.context) == ""
     assert manager.status().pid == pid
+
+
+def test_an_undo_that_was_killed_after_its_start_is_ended_by_the_next(make_record: Make, given: Job) -> None:
+    given.context.service = make_record()
+    healthy(given.context.service)
+    given.context.facts.update(state_before="healthy", down_since={"monotonic": time.monotonic() - 5, "wall": 0, "boot_id": processes.boot_id()})
+    assert redeploy.start_last_good(given.context) == "svc answers on 20260101-000000-0.1"
+    assert 5 <= given.of("downtime.ended")[0]["seconds"] < 30
+    assert redeploy.start_last_good(given.context) == ""
 
 
 def test_a_service_that_was_stopped_before_stays_stopped(make_record: Make, given: Job) -> None:
