@@ -19,6 +19,7 @@ from django.urls import reverse
 from whitenoise.middleware import WhiteNoiseMiddleware
 from whitenoise.storage import CompressedManifestStaticFilesStorage
 
+from dashboard.views.errors import error_response, wants_json, what_is_away
 from ops.jobs.errors import BadInput, Busy, OpsError, Refused, Timeout
 from ops.jobs.streams import RedisAway
 
@@ -131,18 +132,10 @@ class StaticFiles(WhiteNoiseMiddleware):
         return response
 
 
-def wants_json(request: HttpRequest) -> bool:
-    """True for programs and event streams: they get JSON where a browser gets a page."""
-    accept = request.headers.get("Accept", "")
-    return "text/html" not in accept and ("application/json" in accept or "text/event-stream" in accept)
-
-
 class SignInRequired(LoginRequiredMiddleware):
     """Every view asks for a signed-in user unless it says otherwise. Programs get 401, htmx the address to go to, browsers the sign-in page."""
 
     def handle_no_permission(self, request: HttpRequest, view_func: Any) -> HttpResponseBase:  # type: ignore[override]
-        from dashboard.views.errors import error_response
-
         told = OpsError("You are not signed in", hint="Sign in, then try again", kind="not_signed_in")
         if request.headers.get("HX-Request") == "true":
             response = error_response(request, 401, told)
@@ -187,8 +180,6 @@ class ExpectedErrors(_Middleware):
 
     def before(self, request: HttpRequest) -> HttpResponseBase | None:
         """The answer to what no view needs to see."""
-        from dashboard.views.errors import error_response
-
         if _is_too_big(request):
             limit = settings.MAX_BODY_BYTES
             return error_response(request, 413, BadInput(
@@ -199,8 +190,6 @@ class ExpectedErrors(_Middleware):
 
     def after(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         """Django's own answer to a wrong method is an empty page."""
-        from dashboard.views.errors import error_response
-
         if response.status_code != 405 or response.streaming or bool(getattr(response, "content", b"")):
             return response
         allowed = response.headers.get("Allow", "")
@@ -209,8 +198,6 @@ class ExpectedErrors(_Middleware):
         return told
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponseBase | None:
-        from dashboard.views.errors import error_response, what_is_away
-
         if isinstance(exception, OpsError):
             return error_response(request, status_of(exception), exception)
         if (away := what_is_away(exception)) is not None:

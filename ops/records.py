@@ -5,6 +5,7 @@ All are plain dataclasses with `as_dict` and `from_dict`; `from_dict` refuses un
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
@@ -135,6 +136,15 @@ class ServiceRecord(Record):
     def current(self) -> Path:
         """The link to the release in use."""
         return self.folder / "current"
+
+    def release_in_use(self) -> Path | None:
+        """The release that `current` points at (its folder below `releases`), or None if there is none or the link points nowhere."""
+        try:
+            target = self.current.readlink()
+        except OSError:  # no link, or a folder of another kind: no release of ours
+            return None
+        release = Path(os.path.normpath(self.folder / target))
+        return release if release.is_dir() else None
 
 
 @dataclass(kw_only=True)

@@ -30,7 +30,8 @@ from ops.jobs import reconcile
 from ops.jobs.errors import BadInput, OpsError
 from ops.jobs.marks import end, marked, tell
 from ops.records import ServiceRecord
-from ops.services.manager import Manager, ServiceState, ServiceStatus, manager_for
+from ops.services.manager import Manager, manager_for
+from ops.services.status import ServiceState, ServiceStatus
 
 DEFAULT_PORT = 8470
 WEB_S = 60.0

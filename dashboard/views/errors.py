@@ -18,10 +18,15 @@ from django.template.loader import select_template
 from django.utils.html import format_html
 from redis.exceptions import RedisError
 
-from dashboard.middleware import wants_json
 from ops.jobs.errors import OpsError
 
 logger = logging.getLogger(__name__)
+
+
+def wants_json(request: HttpRequest) -> bool:
+    """True for programs and event streams: they get JSON where a browser gets a page."""
+    accept = request.headers.get("Accept", "")
+    return "text/html" not in accept and ("application/json" in accept or "text/event-stream" in accept)
 
 
 def error_response(request: HttpRequest, status: int, error: OpsError) -> HttpResponse:

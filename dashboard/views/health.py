@@ -9,7 +9,7 @@ from django.views.decorators.http import require_safe
 from redis.exceptions import RedisError
 
 from dashboard import redis_clients
-from dashboard.middleware import wants_json
+from dashboard.views.errors import wants_json
 from ops.jobs.errors import OpsError
 
 

@@ -161,7 +161,8 @@ class Telemetry:
             self._pool.submit(self._read_service, record)
 
     def _read_service(self, record: ServiceRecord) -> None:
-        from ops.services.manager import ServiceState, ServiceStatus, manager_for
+        from ops.services.manager import manager_for
+        from ops.services.status import ServiceState, ServiceStatus
 
         try:
             try:

@@ -183,7 +183,7 @@ def make(record: ServiceRecord, channel: Channel, *, version: str | None = None,
     _allowed(record, channel, config)
     uv = uv or default_uv(record, log)
     say = log or (lambda text: None)
-    live = _current(record)
+    live = record.release_in_use()
     installed = packages.read(live) if live else None
     python = interpreter(live)
     strategy = chosen.get("index_strategy", "first-index")
@@ -512,12 +512,6 @@ def _look_at_artifacts(record: ServiceRecord, findings: list[dict[str, Any]]) ->
 
 
 # Identity
-
-
-def _current(record: ServiceRecord) -> Path | None:
-    from ops.environments import releases
-
-    return releases.current(record)
 
 
 def _input_state(live: Path | None, report: integrity.IntegrityReport | None, results: list[guards.GuardResult]) -> str:

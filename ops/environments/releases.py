@@ -366,13 +366,8 @@ def _mark_verified(release: Path) -> None:
 
 
 def current(record: ServiceRecord) -> Path | None:
-    """The release in use (its folder below `releases`), or None if there is none or the link points nowhere."""
-    try:
-        target = record.current.readlink()
-    except OSError:  # no link, or a folder of another kind: no release of ours
-        return None
-    release = Path(os.path.normpath(record.folder / target))
-    return release if release.is_dir() else None
+    """The release in use, or None."""
+    return record.release_in_use()
 
 
 def switch(record: ServiceRecord, release: Path) -> None:

@@ -5,44 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from ops.jobs.errors import OpsError
 from ops.records import ServiceRecord
-
-
-class ServiceState(StrEnum):
-    """`unknown`: it runs and was healthy, but does not answer now, or nothing can be told."""
-
-    HEALTHY = "healthy"
-    STARTING = "starting"
-    STOPPED = "stopped"
-    FAILED = "failed"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceStatus:
-    """A service at one moment. `detail` is one sentence for people; `exit_code` None if it runs or the code is not known."""
-
-    state: str
-    pid: int | None = None
-    start_ticks: int | None = None
-    started_at: float | None = None  # seconds since the epoch
-    release: str | None = None
-    exit_code: int | None = None
-    log_path: str | None = None
-    detail: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @property
-    def runs(self) -> bool:
-        return self.pid is not None and self.exit_code is None and self.state not in {ServiceState.STOPPED, ServiceState.FAILED}
+from ops.services.process import ProcessManager
+from ops.services.status import ServiceStatus
 
 
 class Manager(Protocol):
@@ -76,8 +45,6 @@ class Manager(Protocol):
 def manager_for(record: ServiceRecord) -> Manager:
     """The manager of this service. Raises OpsError for `systemd`."""
     if record.manager == "process":
-        from ops.services.process import ProcessManager
-
         return ProcessManager(record)
     raise OpsError(
         f"Service `{record.name}` is the systemd unit `{record.unit}`, which this version cannot start or stop",

@@ -20,8 +20,8 @@ from ops.gpus import processes
 from ops.jobs.errors import OpsError
 from ops.records import ServiceRecord
 from ops.services import health, launch, listeners, spawner
-from ops.services.manager import ServiceState, ServiceStatus
 from ops.services.state import read_json, write_file
+from ops.services.status import ServiceState, ServiceStatus
 
 MARK = "SERVICE_INVOCATION"
 LOGS_KEPT = 20

@@ -8,7 +8,8 @@ from ops.jobs.errors import OpsError
 from ops.jobs.pipeline import Context
 from ops.records import ServiceRecord
 from ops.services import launch
-from ops.services.manager import ServiceState, manager_for
+from ops.services.manager import manager_for
+from ops.services.status import ServiceState
 
 _LOOK_S = 0.5  # long enough for a launcher that cannot run at all; what dies later is the warmup watch's
 

@@ -15,7 +15,8 @@ from ops.jobs.errors import OpsError
 from ops.jobs.pipeline import Context
 from ops.records import ServiceRecord
 from ops.services import state
-from ops.services.manager import ServiceState, manager_for
+from ops.services.manager import manager_for
+from ops.services.status import ServiceState
 
 TOLERANCE_BYTES = 64 * MIB  # a driver's own bookkeeping varies by some MiB between two idle moments
 STARTING_TIMEOUT_S = 10.0  # a server that is still starting ignores SIGTERM, and has no request to finish

@@ -23,9 +23,10 @@ from ops.jobs.pipeline import Context
 from ops.jobs.redact import log_text, record_secrets
 from ops.records import ServiceRecord
 from ops.services import diagnosis, health, listeners, log_lines, state
-from ops.services.manager import Manager, ServiceState, ServiceStatus, manager_for
+from ops.services.manager import Manager, manager_for
 from ops.services.milestones import PHASES, POSITION, TITLES, Change, Parser
 from ops.services.process import how_it_ended
+from ops.services.status import ServiceState, ServiceStatus
 
 __all__ = ["PHASES", "Parser", "ServiceCrashed", "WarmupResult", "estimate_s", "watch"]
 

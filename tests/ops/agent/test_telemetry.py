@@ -18,7 +18,7 @@ from ops.gpus import open_source
 from ops.gpus.source import GpuReading, GpuSnapshot
 from ops.records import ServiceRecord
 from ops.services import manager
-from ops.services.manager import ServiceStatus
+from ops.services.status import ServiceStatus
 from tests.fakes.node import FakeNode, until
 
 SNAPSHOT = GpuSnapshot(gpus=[GpuReading(index=0, uuid="GPU-0", name="Fake", total_bytes=1 << 30, used_bytes=1 << 20)], driver="1", cuda="2")

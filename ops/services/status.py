@@ -1,0 +1,38 @@
+"""What is known of a service at one moment: the words for its state, and the facts beside them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class ServiceState(StrEnum):
+    """`unknown`: it runs and was healthy, but does not answer now, or nothing can be told."""
+
+    HEALTHY = "healthy"
+    STARTING = "starting"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceStatus:
+    """A service at one moment. `detail` is one sentence for people; `exit_code` None if it runs or the code is not known."""
+
+    state: str
+    pid: int | None = None
+    start_ticks: int | None = None
+    started_at: float | None = None  # seconds since the epoch
+    release: str | None = None
+    exit_code: int | None = None
+    log_path: str | None = None
+    detail: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def runs(self) -> bool:
+        return self.pid is not None and self.exit_code is None and self.state not in {ServiceState.STOPPED, ServiceState.FAILED}
