@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.paginator import Paginator
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
 from dashboard.models import BenchmarkRun, Service
 from dashboard.templatetags.roundhouse import size
+from dashboard.views import HtmxRequest, list_response
 from dashboard.views.jobs import sweep_panel
 
 PAGE = 50
@@ -18,9 +20,9 @@ FINGERPRINT_TWICE = frozenset({"at", "versions", "hash"})  # the run's own time;
 
 
 @require_safe
-def benchmarks(request: HttpRequest) -> HttpResponse:
+def benchmarks(request: HtmxRequest) -> HttpResponse:
     runs = BenchmarkRun.objects.select_related("service", "service__node", "job").prefetch_related("levels")
-    chosen = {key: request.GET.get(key, "") for key in ("service", "model", "kind")}
+    chosen = {key: request.GET.get(key, "") for key in ("q", "service", "model", "kind")}
     if chosen["service"]:
         node, _, name = chosen["service"].partition("/")
         runs = runs.filter(node_name=node, service_name=name)
@@ -28,10 +30,13 @@ def benchmarks(request: HttpRequest) -> HttpResponse:
         runs = runs.filter(model=chosen["model"])
     if chosen["kind"] in ("practice", "real"):
         runs = runs.filter(practice=chosen["kind"] == "practice")
+    for word in chosen["q"].split()[:8]:
+        runs = runs.filter(Q(label__icontains=word) | Q(service_name__icontains=word) | Q(model__icontains=word) | Q(release__icontains=word)
+                           | Q(vllm_version__icontains=word) | Q(preset__icontains=word) | Q(endpoint__icontains=word))
     page = Paginator(runs, PAGE).get_page(request.GET.get("page"))
-    return render(request, "benchmarks/list.html", {
-        "page": page, "rows": [run_row(run) for run in page.object_list], "chosen": chosen, "filtered": any(chosen.values()),
-        "query": "&".join(f"{k}={v}" for k, v in chosen.items() if v), "any": BenchmarkRun.objects.exists(),
+    return list_response(request, "benchmarks/list.html", "benchmarks/_list.html", {
+        "page": page, "rows": [run_row(run) for run in page.object_list], "chosen": chosen, "any": BenchmarkRun.objects.exists(),
+        "things": "run,runs",
         "services": [f"{s.node.name}/{s.name}" for s in Service.objects.select_related("node")],
         "models": sorted(set(BenchmarkRun.objects.values_list("model", flat=True))),
     })

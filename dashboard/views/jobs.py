@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.core.paginator import Paginator
-from django.db.models import Sum
+from django.db.models import Q, Sum
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from dashboard import charts, dispatch, job_story
 from dashboard.models import BenchmarkRun, Job, JobEvent, JobStep, Service
-from dashboard.views import signed_in
+from dashboard.views import HtmxRequest, list_response, signed_in
 from dashboard.views.fleet import job_rows, node_card, service_card
 from ops.jobs.events import EventType, JobState
 
@@ -31,9 +31,9 @@ FRAGMENTS = ("head", "notice", "facts", "steps", "panels")
 
 
 @require_safe
-def jobs(request: HttpRequest) -> HttpResponse:
+def jobs(request: HtmxRequest) -> HttpResponse:
     rows = Job.objects.select_related("service", "node", "by").prefetch_related("steps")
-    chosen = {key: request.GET.get(key, "") for key in ("state", "type", "service")}
+    chosen = {key: request.GET.get(key, "") for key in ("q", "state", "type", "service")}
     if chosen["state"] in FILTERS:
         rows = rows.filter(state__in=FILTERS[chosen["state"]])
     if chosen["type"] in job_story.TYPE_WORDS:
@@ -41,13 +41,20 @@ def jobs(request: HttpRequest) -> HttpResponse:
     if chosen["service"]:
         node, _, name = chosen["service"].partition("/")
         rows = rows.filter(service__node__name=node, service__name=name)
+    if words := chosen["q"].split():
+        rows = rows.filter(*(_holds(word) for word in words[:8]))
     page = Paginator(rows, PAGE).get_page(request.GET.get("page"))
-    query = "&".join(f"{k}={v}" for k, v in chosen.items() if v)
-    context = {"page": page, "rows": job_rows(list(page.object_list)), "chosen": chosen, "filtered": any(chosen.values()), "query": query,
-               "types": job_story.TYPE_WORDS, "services": [f"{s.node.name}/{s.name}" for s in Service.objects.select_related("node")],
-               "any": Job.objects.exists()}
-    part = request.headers.get("X-Roundhouse-Fragment") == "part"
-    return render(request, "jobs/_list.html" if part else "jobs/list.html", context)
+    return list_response(request, "jobs/list.html", "jobs/_list.html", {
+        "page": page, "rows": job_rows(list(page.object_list)), "chosen": chosen, "types": job_story.TYPE_WORDS, "things": "job,jobs",
+        "services": [f"{s.node.name}/{s.name}" for s in Service.objects.select_related("node")], "any": Job.objects.exists()})
+
+
+def _holds(word: str) -> Q:
+    """What a typed word is looked for in: the job's number, kind, service, node, person, reason."""
+    found = (Q(type__icontains=word) | Q(service__name__icontains=word) | Q(node__name__icontains=word) | Q(by__username__icontains=word)
+             | Q(reason__icontains=word))
+    number = word.removeprefix("#")
+    return found | Q(number=int(number)) if number.isascii() and number.isdigit() and len(number) < 10 else found
 
 
 def _job(number: int) -> Job:

@@ -139,3 +139,52 @@ def test_signing_in_looks_right(console: BrowserConsole, browser: Browser) -> No
             page.wait_for_url(re.compile("/sign-in/"))
             wrong += [line for line in said if "favicon" not in line]
     assert not wrong, "\n".join(wrong)
+
+
+SHOWN = "[...document.querySelectorAll('#list tbody tr')].map(r => r.textContent)"
+
+
+def test_lists_are_filtered_in_place(console: BrowserConsole, browser: Browser) -> None:
+    console.seed("failing")
+    with visit(browser, console) as (page, said):
+        page.goto(console.address + "/jobs/")
+        page.evaluate("document.body.dataset.same = '1'")
+        page.select_option("#state", "failed")
+        wait(page, "location.search === '?state=failed'")
+        wait(page, f"{SHOWN}.length && {SHOWN}.every(t => /Failed|Interrupted/.test(t))")
+        page.locator("#q").press_sequentially("redeploy", delay=20)
+        wait(page, "location.search === '?q=redeploy&state=failed'")
+        wait(page, f"{SHOWN}.every(t => t.includes('Redeploy'))")
+        assert page.evaluate("document.activeElement.id") == "q"
+        assert page.is_visible("#clear")
+        assert "found" in page.inner_text("#found")
+        assert page.evaluate("document.body.dataset.same") == "1"
+        assert page.evaluate("[...document.querySelectorAll('#list time')].every(t => t.textContent)")
+        with page.expect_event("load"):  # htmx keeps no copies of pages: going back loads
+            page.evaluate("setTimeout(() => history.back())")
+        wait(page, "location.search === '?state=failed' && document.readyState === 'complete' && document.querySelector('#q').value === ''")
+        page.click("#clear")
+        wait(page, f"location.search === '' && {SHOWN}.length > 3")
+        assert not said
+
+
+def test_a_search_in_benchmarks_that_finds_nothing_says_so(console: BrowserConsole, browser: Browser) -> None:
+    console.seed("full")
+    with visit(browser, console) as (page, said):
+        page.goto(console.address + "/benchmarks/")
+        page.fill("#q", "no such run")
+        wait(page, "document.querySelector('#list').textContent.includes('No run is like that')")
+        assert not said
+
+
+def test_lists_are_filtered_without_javascript(console: BrowserConsole, browser: Browser) -> None:
+    console.seed("failing")
+    context = browser.new_context(java_script_enabled=False)
+    context.add_cookies([{"name": "roundhouse_session", "value": console.seeded["session"], "url": console.address}])
+    page = context.new_page()
+    page.goto(console.address + "/jobs/")
+    page.select_option("#state", "failed")
+    page.click("text=Filter")
+    assert "state=failed" in page.url
+    assert page.locator("#list tbody tr").count()
+    context.close()

@@ -271,6 +271,37 @@ def test_jobs_are_filtered(visitor: Client) -> None:
     assert {row["job"].type for row in visitor.get("/jobs/?type=integrity").context["rows"]} == {"integrity"}
 
 
+def test_jobs_are_found_by_typed_words_and_by_number(visitor: Client) -> None:
+    factory.failing()
+    failed = Job.objects.filter(type="redeploy", state="failed").first()
+    assert failed is not None
+    assert [row["job"] for row in visitor.get("/jobs/", {"q": f"#{failed.number}"}).context["rows"]] == [failed]
+    assert {row["job"].type for row in visitor.get("/jobs/?q=redeploy+kimi").context["rows"]} == {"redeploy"}
+    assert visitor.get("/jobs/?q=nothing-like-it").context["rows"] == []
+    assert visitor.get("/jobs/", {"q": "9" * 80}).context["rows"] == []
+
+
+@pytest.mark.parametrize(("path", "query"), [("/jobs/", {"q": "a&b", "state": "", "type": ""}), ("/benchmarks/", {"q": "a&b", "kind": ""})])
+def test_htmx_gets_the_list_alone_and_a_short_address(visitor: Client, path: str, query: dict[str, str]) -> None:
+    factory.full()
+    answer = visitor.get(path, query, headers={"HX-Request": "true", "HX-Trigger": "filters"})
+    assert "<html" not in answer.content.decode()
+    assert answer.headers["HX-Push-Url"] == f"{path}?q=a%26b"
+    assert 'id="clear"' in answer.content.decode()
+    paged = visitor.get(path, headers={"HX-Request": "true"})
+    assert "HX-Push-Url" not in paged.headers
+    assert "<table" in paged.content.decode()
+    assert "<html" in visitor.get(path, headers={"HX-Request": "true", "HX-History-Restore-Request": "true"}).content.decode()
+
+
+def test_pages_of_a_list_keep_its_filter(visitor: Client, story: factory.Story, admin: User) -> None:
+    for n in range(51):
+        Job.objects.create(number=900 + n, type="integrity", node=story.the_node, by=admin, reason="a&b")
+    seen = visitor.get("/jobs/?q=a%26b&type=integrity").content.decode()
+    assert 'href="?q=a%26b&amp;type=integrity&amp;page=2"' in seen
+    assert len(visitor.get("/jobs/?q=a%26b&type=integrity&page=2").context["rows"]) == 1
+
+
 def test_a_run_has_a_table_beside_its_charts(visitor: Client) -> None:
     factory.full()
     run = BenchmarkRun.objects.filter(state="done").first()
