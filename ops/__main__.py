@@ -10,9 +10,11 @@ COMMAND = f"-m ops {sys.argv[1] if len(sys.argv) > 1 else '--help'}"
 
 if __name__ == "__main__":
     interpreter.require(COMMAND)
-    from ops.cli import main
-
     try:
+        from ops.cli import main
+
         sys.exit(main())
     except ModuleNotFoundError as error:
         sys.exit(interpreter.lacks(error, COMMAND))
+    except KeyboardInterrupt:  # before there was anything to interrupt
+        sys.exit(130)

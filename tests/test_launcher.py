@@ -103,7 +103,7 @@ def test_everything_runs_is_said_and_is_gone_after_ctrl_c(up: Callable[..., Up])
         f"Roundhouse already runs with the state folder `{one.state}` (pid {one.process.pid}, http://127.0.0.1:{port})",
         "hint: End it with Ctrl-C, or choose another folder with ROUNDHOUSE_STATE"]
     assert one.end() == 0
-    assert one.left() == []
+    assert one.left() == [] and one.text().endswith("\nEnded; no process is left.\n")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
@@ -122,6 +122,15 @@ def test_a_crashed_child_is_started_again_and_a_killed_launcher_leaves_nothing(u
     two.wait_until_up()
     assert two.end(signal.SIGTERM) == 0
     assert two.left() == []
+
+
+def test_ctrl_c_before_anything_has_started_is_no_traceback(short_path: Path) -> None:
+    interrupted = ("import os, signal, manage, django.core.management as management\n"
+                   "management.execute_from_command_line = lambda argv: os.kill(os.getpid(), signal.SIGINT)\n"
+                   "manage.main()")
+    done = subprocess.run([sys.executable, "-c", interrupted], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False,
+                          env={**os.environ, "ROUNDHOUSE_STATE": str(short_path)})
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_a_port_in_use_is_one_sentence_and_nothing_is_started(up: Callable[..., Up]) -> None:

@@ -36,7 +36,7 @@ from ops.services.status import ServiceState, ServiceStatus
 DEFAULT_PORT = 8470
 WEB_S = 60.0
 SERVICE_S = 300.0  # the practice service's warmup at speed 1 takes a small part of this
-SERVICE_END_S = 15.0
+SERVICE_END_S = 5.0  # a practice service that starts ignores SIGTERM, as vllm does; one that serves ends within a second
 PRACTICE_MARK = "PRACTICE_BOX"
 
 
@@ -84,10 +84,12 @@ def up(options: Options, terminal: Terminal | None = None) -> int:
         try:
             return launcher.run()
         except Asked:
-            return 0 if not options.once else 130
+            code = 0 if not options.once else 130
         finally:
             signals.count = max(signals.count, 1)  # from here on a signal only means hurry
             launcher.stop(signals.hurry)
+    launcher.terminal.line("Ended; no process is left.")
+    return code
 
 
 class Launcher:

@@ -332,6 +332,8 @@ def test_a_busy_service_is_refused_with_its_job(visitor: Client, story: factory.
     visitor.post(f"{SERVICE}run/smoke/")
     response = visitor.post(f"{SERVICE}run/restart/")
     assert response.status_code == 409
+    number = response.context["facts"]["number"]
+    assert f'href="/jobs/{number}/"' in response.content.decode() and "`" not in response.content.decode()
     assert f"#{holder.number}" in response.content.decode() or "busy" in response.content.decode()
 
 
