@@ -107,6 +107,12 @@ class ActionForm(KeyedForm):
         return {"preset": self.cleaned_data.get("preset") or "quick"} if self.action == "sweep" else {}
 
 
+class AbandonForm(forms.Form):
+    """Giving up a lost job: the name of its service (of its node, if it has none), typed."""
+
+    name = forms.CharField(max_length=80, strip=True, error_messages={"required": "type the name"})
+
+
 class DiagnoseForm(forms.Form):
     """A log to be read."""
 

@@ -246,6 +246,7 @@ def _sweep_facts(run: BenchmarkRun, live: dict[str, Any] | None) -> list[dict[st
     single = next((lv for lv in levels if lv.concurrency == 1 and lv.output_tok_s is not None), None)
     latest = max((lv for lv in levels if lv.state == "done"), key=lambda lv: lv.concurrency, default=None)
     errors, ended = sum(lv.errors for lv in levels), sum(lv.finished + lv.errors for lv in levels)
+    base = {"errors": errors, "ended": ended}  # to which job_page.js adds those of the level that runs
     if live and live.get("throughput_so_far_tok_s"):
         c, tput = live["concurrency"], live["throughput_so_far_tok_s"]
         now = _cell("Output throughput, live", rate(tput), "tok/s", small=f"at C = {c}, {rate(tput / c)} per user", key="tput")
@@ -256,7 +257,7 @@ def _sweep_facts(run: BenchmarkRun, live: dict[str, Any] | None) -> list[dict[st
         now = _cell("Output throughput", "not yet", small="before the first level", key="tput")
     measured = (rate(single.output_tok_s), "tok/s") if single else ("not yet", "")
     return [now, _cell("Single stream", *measured, small=target_words(run, single) if single else "level C = 1", key="single"),
-            _cell("Errors", errors, small=f"of {ended:,} requests", tone="fail" if errors else "", key="errors")]
+            _cell("Errors", errors, small=f"of {ended:,} requests", tone="fail" if errors else "", key="errors") | {"base": base}]
 
 
 def target_words(run: BenchmarkRun, single: Any) -> str:

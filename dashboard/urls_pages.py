@@ -19,6 +19,7 @@ urlpatterns = [
     path("jobs/<int:number>/fragments/<str:name>/", jobs.fragment, name="job_fragment"),
     path("jobs/<int:number>/log/", jobs.job_log, name="job_log"),
     path("jobs/<int:number>/report.md", jobs.job_report, name="job_report"),
+    path("jobs/<int:number>/abandon/", jobs.job_abandon, name="job_abandon"),
     path("jobs/<int:number>/cancel/", jobs.job_cancel, name="job_cancel"),
     path("plans/<int:number>/", plans.plan, name="plan"),
     path("plans/<int:number>/redeploy/", plans.plan_redeploy, name="plan_redeploy"),

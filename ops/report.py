@@ -71,7 +71,7 @@ def _reinstall(plan: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
         "changed": changed,
         "same_count": len(plan["packages"]) - len(changed),
         "files_checked": facts.get("files_checked"),
-        "patched": plan.get("patched_files", []),
+        "patched": [{k: v for k, v in found.items() if k not in ("diff", "diff_lines")} for found in plan.get("patched_files", [])],
         "shelf": facts.get("shelf"),
     }
 

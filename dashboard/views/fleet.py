@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 from redis.exceptions import RedisError
 
-from dashboard import job_story, redis_clients
+from dashboard import from_a_node, job_story, redis_clients
 from dashboard.models import BenchmarkRun, Job, Node, Service
 from dashboard.templatetags.roundhouse import as_datetime
 from ops.jobs.errors import OpsError
@@ -106,13 +105,11 @@ def _percent(steps: Sequence[Any]) -> int:
 
 def node_card(node: Node, *, history: bool = True) -> dict[str, Any]:
     """All that the card shows, from the node's last telemetry; readings that are not there stay None."""
-    told = node.telemetry or {}
-    snapshot = told.get("gpus") or {}
-    gpus = snapshot.get("gpus") or [{"index": g.get("index"), "name": g.get("name"), "total_bytes": g.get("total_bytes")}
-                                    for g in node.facts.get("gpus") or []]
+    snapshot, facts = _dict(_dict(node.telemetry).get("gpus")), _dict(node.facts)
+    gpus, odd = readings(snapshot.get("gpus") or facts.get("gpus"))
     silent = job_story.is_silent(node.seen_at)
     rows = [gpu_row(gpu) for gpu in gpus]
-    names = {str(g.get("name") or "") for g in gpus}
+    names = {str(g["name"] or "") for g in gpus}
     services = [service_card(s) for s in node.services.all()]
     known = utilization_history(node.name) if history and gpus else {}
     for row in rows:
@@ -121,12 +118,50 @@ def node_card(node: Node, *, history: bool = True) -> dict[str, Any]:
     totals = {row["total"] for row in rows if row["total"]}
     return {
         "node": node, "gpus": rows, "services": services, "silent": silent, "state": "silent" if silent else "online",
-        "model": short_gpu_name(names.pop()) if len(names) == 1 else "", "problem": snapshot.get("problem") or node.facts.get("problem"),
-        "driver": snapshot.get("driver") or node.facts.get("driver"), "cuda": snapshot.get("cuda") or node.facts.get("cuda"),
+        "model": short_gpu_name(names.pop()) if len(names) == 1 else "", "problem": snapshot.get("problem") or facts.get("problem"),
+        "odd": odd, "readings": gpus,
+        "driver": snapshot.get("driver") or facts.get("driver"), "cuda": snapshot.get("cuda") or facts.get("cuda"),
         "each": totals.pop() if len(totals) == 1 else None, "legend": memory_legend(gpus), "history_step": HISTORY_STEP_S,
         "history_id": f"history-{node.name}", "known": {str(row["index"]): row["history"] for row in rows},
-        "pcie_gen": max((g.get("pcie_gen") or 0 for g in gpus), default=0) or None,
+        "pcie_gen": max((g["pcie_gen"] or 0 for g in gpus), default=0) or None,
     }
+
+
+NUMBERS = ("total_bytes", "used_bytes", "utilization", "temperature_c", "power_w", "power_limit_w", "pcie_width", "pcie_max_width", "pcie_gen")
+
+
+def readings(told: Any) -> tuple[list[dict[str, Any]], int]:
+    """GPU readings as pages can show them, and how many were left out. A node is another program, of another version perhaps: a reading whose
+    index is no number, or stands twice, is left out; a value that is no number is one that was not read (None)."""
+    rows: dict[int, dict[str, Any]] = {}
+    listed = told if isinstance(told, list) else [told] if told else []
+    for gpu in listed:
+        index = gpu.get("index") if isinstance(gpu, dict) else None
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < 1000 or index in rows:
+            continue
+        processes = gpu.get("processes")
+        rows[index] = {
+            "index": index, **{name: _number(gpu.get(name)) for name in NUMBERS}, "name": _text(gpu.get("name")), "error": _text(gpu.get("error")),
+            "throttle": gpu.get("throttle") if isinstance(gpu.get("throttle"), list) else [],
+            "processes": [_process(process) for process in processes if isinstance(process, dict)] if isinstance(processes, list) else []}
+    return list(rows.values()), len(listed) - len(rows)
+
+
+def _process(told: dict[str, Any]) -> dict[str, Any]:
+    return {**{name: _text(told.get(name)) for name in ("service", "command", "user")}, "pid": _number(told.get("pid")),
+            "used_bytes": _number(told.get("used_bytes"))}
+
+
+def _number(value: Any) -> float | int | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18 else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value.strip() else None
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def short_gpu_name(name: str) -> str:
@@ -149,7 +184,7 @@ def memory_parts(gpu: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     parts, left = [], float(used)
     for process in sorted(gpu.get("processes") or [], key=lambda p: (p.get("service") is None, p.get("pid") or 0)):
-        held = min(float(process.get("used_bytes") or 0), left)
+        held = min(max(float(process.get("used_bytes") or 0), 0.0), left)
         left -= held
         if held > 0:
             who = process.get("service") or f"unclaimed: {process.get('command') or 'process'}, pid {process.get('pid')}"
@@ -188,9 +223,12 @@ def utilization_history(node: str) -> dict[int, list[float | None]]:
         return {}  # only a small curve is missing; the page says elsewhere that it is not live
     found: dict[int, list[float | None]] = {}
     for _, fields in list(entries)[::HISTORY_STEP_S]:
-        raw = fields.get(b"t") or fields.get("t")
-        for gpu in ((json.loads(raw).get("gpus") or {}).get("gpus") or []) if raw else []:
-            found.setdefault(int(gpu["index"]), []).append(gpu.get("utilization"))
+        try:
+            told = from_a_node.read(fields.get(b"t") or fields.get("t") or "{}")
+        except ValueError:
+            continue  # a second of a small curve; the recorder writes into its log that it could not be read
+        for gpu in readings(_dict(_dict(told).get("gpus")).get("gpus"))[0]:
+            found.setdefault(gpu["index"], []).append(gpu["utilization"])
     return {index: values[::-1] for index, values in found.items()}
 
 
@@ -251,7 +289,7 @@ def needs(nodes: Sequence[Node]) -> list[dict[str, Any]]:
                           "page shows of it is old. Services and jobs there go on without it.", "seen": node.seen_at,
                           "command": "make up" if not node.practice else "make demo",
                           "links": [(f"Open {node.name}", reverse("node", args=[node.name]))]})
-        if (node.facts or {}).get("problem"):
+        if _dict(node.facts).get("problem"):
             found.append({"order": 4, "level": "note", "title": f"{node.name} reports no GPU", "text": node.facts["problem"], "links": []})
         for service in node.services.all():
             found += _service_needs(service, busy=service.pk in busy)

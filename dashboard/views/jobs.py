@@ -13,10 +13,12 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
-from dashboard import charts, dispatch, job_story
-from dashboard.models import BenchmarkRun, Job, JobEvent, JobStep, Service
-from dashboard.views import HtmxRequest, list_response, signed_in
+from dashboard import charts, dispatch, job_story, permissions
+from dashboard.forms import AbandonForm
+from dashboard.models import BenchmarkRun, Job, JobEvent, JobLock, JobStep, Service
+from dashboard.views import HtmxRequest, list_response, problems, signed_in
 from dashboard.views.fleet import job_rows, node_card, service_card
+from ops.jobs.errors import BadInput
 from ops.jobs.events import EventType, JobState
 
 PAGE = 50
@@ -100,8 +102,13 @@ def job_context(found: Job, wanted: str = "") -> dict[str, Any]:
         "groups": job_story.step_groups(found, known, selected=step.name if step else "", link=link),
         "down": _down(found), "service_card": service_card(found.service) if found.service else None, "link": link,
         "panels": panels(found, step, known, run), "started": found.claimed_at or found.created_at, "seq": found.last_seq,
-        "report": (found.result or {}).get("report"),
+        "report": (found.result or {}).get("report"), "keeps_lock": keeps_lock(found),
     }
+
+
+def keeps_lock(found: Job) -> bool:
+    """Whether its failed rollback keeps the service from everybody until a person has started it again."""
+    return found.is_final and found.rollback == "failed" and JobLock.objects.filter(job=found, held=True).exists()
 
 
 def _down(found: Job) -> dict[str, Any]:
@@ -295,6 +302,35 @@ def job_cancel(request: HttpRequest, number: int) -> HttpResponse:
         return redirect("plan" if found.type == "plan" else "job", number=number)
     context = {"job": found, "title": job_story.title(found), "will": cancel_words(found), "back": reverse("job", args=[number])}
     return render(request, "jobs/_cancel.html" if request.headers.get("X-Roundhouse-Fragment") == "dialog" else "jobs/cancel.html", context)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def job_abandon(request: HttpRequest, number: int) -> HttpResponse:
+    """GET says what giving up a lost job does and asks for its service's name; POST does it. For admins."""
+    found = _job(number)
+    permissions.require(request.user, "job.abandon")
+    name = found.service.name if found.service else found.node.name
+    if request.method == "POST":
+        form = AbandonForm(request.POST)
+        if not form.is_valid():
+            raise BadInput(f"Job #{number} was not abandoned", why=problems(form), hint=f"Type `{name}` and press the button again")
+        dispatch.abandon(found, signed_in(request), typed=form.cleaned_data["name"])
+        return redirect("job", number=number)
+    context = {"job": found, "title": job_story.title(found), "name": name, "will": abandon_words(found), "back": reverse("job", args=[number])}
+    return render(request, "jobs/_abandon.html" if request.headers.get("X-Roundhouse-Fragment") == "dialog" else "jobs/abandon.html", context)
+
+
+def abandon_words(found: Job) -> list[str]:
+    """What abandoning this lost job does, and what it cannot do, in plain sentences."""
+    what = found.service.name if found.service else found.node.name
+    return [
+        f"This console calls the job interrupted and lets other jobs change {what} again.",
+        f"Nothing is sent to {found.node.name}: what the job started there may still run. While it does, the node itself refuses any other job "
+        f"on {what}.",
+        f"Once {found.node.name} answers again it says how the job really ended, and this page then tells it." if found.service else
+        f"Once {found.node.name} answers again, this page tells how the job ended.",
+        "It is written to the audit log, with your name.",
+    ]
 
 
 def cancel_words(found: Job) -> list[str]:

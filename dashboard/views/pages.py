@@ -53,7 +53,5 @@ def node(request: HttpRequest, name: str) -> HttpResponse:
     found = get_object_or_404(Node.objects.prefetch_related("services"), name=name)
     jobs = list(Job.objects.filter(node=found).select_related("service", "node", "by").prefetch_related("steps")[:8])
     card = node_card(found)
-    processes = [{**process, "gpu": gpu.get("index")} for gpu in ((found.telemetry or {}).get("gpus") or {}).get("gpus") or []
-                 for process in gpu.get("processes") or []]
-    return render(request, "nodes/node.html", {"node": found, "card": card, "rows": job_rows(jobs), "processes": processes,
-                                               "disk": (found.telemetry or {}).get("disk")})
+    processes = [{**process, "gpu": gpu["index"]} for gpu in card["readings"] for process in gpu["processes"]]
+    return render(request, "nodes/node.html", {"node": found, "card": card, "rows": job_rows(jobs), "processes": processes})

@@ -42,6 +42,7 @@ def plan_context(found: Job) -> dict[str, Any]:
         return context | {"made": None}
     packages = made.get("packages") or []
     changed = [p for p in packages if p.get("change") != "same"]
+    about_patches = {f.get("title") for f in made.get("findings") or [] if f.get("about") == "patched_files"}
     findings = job_story.findings(found)
     artifacts = made.get("artifacts") or []
     estimate = job_story.downtime_estimate(found)
@@ -49,20 +50,26 @@ def plan_context(found: Job) -> dict[str, Any]:
     downloads = [p.get("size_bytes") for p in changed if p.get("size_bytes")]
     return context | {
         "made": made, "changed": sorted(changed, key=job_story.importance), "same": [p for p in packages if p.get("change") == "same"],
-        "findings": findings,
+        "findings": findings, "listed": [f for f in findings if f.get("title") not in about_patches],
         "counted": job_story.counted(findings), "artifacts": artifacts, "artifact_bytes": sum(a.get("size_bytes") or 0 for a in artifacts),
         "artifact_kinds": _kinds(artifacts), "estimate": estimate, "phases": _phases(estimate), "used": used, "presets": preset_choices(),
         "blocked": any(f.get("level") == "stop" for f in findings) or found.state != JobState.SUCCEEDED, "card": service_card(found.service)
         if found.service else None,
         "channels": channels_for(found.service) if found.service else [], "coupling_off": found.params.get("coupling") is False,
-        "patched": made.get("patched_files") or [], "guards": made.get("guards") or [], "guards_hold": sum(1 for g in made.get("guards") or []
-                                                                                                           if g.get("holds")),
+        "patched": [_patched(f) for f in made.get("patched_files") or []], "guards": made.get("guards") or [],
+        "guards_hold": sum(1 for g in made.get("guards") or [] if g.get("holds")),
         "download_bytes": sum(downloads) if downloads else None, "same_versions": not changed, "stale": made_long_ago(found),
         "copy_list": "\n".join(f"{p['name']} {p.get('old') or 'absent'} -> {p.get('new') or 'removed'}" for p in changed),
         "post_to": reverse("plan_redeploy", args=[found.number]),
         "waiting": Job.objects.filter(service=found.service, state__in=job_story.OPEN_STATES).exclude(type__in=("plan", "integrity",
                                                                                                                 "warmup")).first(),
     }
+
+
+def _patched(file: dict[str, Any]) -> dict[str, Any]:
+    """A patched file with the number of lines of its difference that are not shown."""
+    shown = len(str(file.get("diff") or "").splitlines())
+    return {**file, "more": max(0, (file.get("diff_lines") or 0) - shown) if shown else 0}
 
 
 def made_long_ago(found: Job) -> bool:

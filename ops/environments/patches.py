@@ -24,6 +24,7 @@ from ops.records import ServiceRecord
 from ops.services import state
 
 DIFF_LIMIT = 4 * 1024 * 1024  # bytes; larger files are copied, not compared
+SHOWN_LINES, SHOWN_WIDTH, SHOWN_SIZE = 200, 400, 256 * 1024  # of diffs that are only shown: lines a file, characters a line, characters in all
 
 
 def save_to_shelf(record: ServiceRecord, release: Path, report: IntegrityReport, *, wheels: Path | None = None,
@@ -66,6 +67,36 @@ def save_to_shelf(record: ServiceRecord, release: Path, report: IntegrityReport,
         raise OpsError(f"The edited files of `{release.name}` cannot be saved", why=error.strerror or str(error),
                        hint=f"Make room below `{shelf}`: nothing is overwritten before they are safe") from error
     return [final / copy.relative_to(folder) for copy in saved]
+
+
+def shown_differences(release: Path, found: list[FileFinding], *, wheels: Path | None = None) -> dict[str, dict[str, Any]]:
+    """To look at, not to apply: path to {"diff", "diff_lines", "added", "removed"} of the changed and extra files.
+
+    `diff` has at most `SHOWN_LINES` lines, the counts are of the whole. Not in it: files without a pristine text to hold them against, and
+    those after the first `SHOWN_SIZE` characters (a plan travels in one message).
+    Raises OpsError if a wheel cannot be read.
+    """
+    pristine = _Pristine(release, wheels)
+    told: dict[str, dict[str, Any]] = {}
+    left = SHOWN_SIZE
+    for finding in found:
+        source = release / finding.path
+        if left <= 0 or finding.change == "missing" or source.is_symlink():
+            continue
+        original = pristine.file(finding)
+        try:
+            content = source.read_bytes() if source.is_file() and source.stat().st_size <= DIFF_LIMIT else None
+        except OSError:  # gone, or not for us to read: the finding itself stays, without its lines
+            content = None
+        if content is None or (original is None and finding.change != "extra") or not (diff := _diff(original, content, finding.path)):
+            continue
+        lines = diff.splitlines()
+        body = lines[2:]  # after the two names
+        shown = "\n".join(line[:SHOWN_WIDTH] for line in lines[:SHOWN_LINES])[:left]
+        left -= len(shown)
+        told[finding.path] = {"diff": shown, "diff_lines": len(lines),
+                              "added": sum(line.startswith("+") for line in body), "removed": sum(line.startswith("-") for line in body)}
+    return told
 
 
 def entries(record: ServiceRecord) -> list[dict[str, Any]]:

@@ -36,6 +36,7 @@ OPTIONS = {"allow_variant_change": bool, "index_strategy": str}
 UNPACKED_FACTOR = 3  # installed size of a wheel whose contents are not known: vLLM 2.6, torch 2.5, flashinfer-cubin 4.3 times the download
 SPARE_BYTES = 256 * 1024 * 1024  # room left beside a build: bytecode, logs
 ARTIFACTS_LISTED = 1000
+SHOWN = frozenset({"diff", "diff_lines", "added", "removed"})  # of a patched file: to look at; its hash alone decides
 _VARIANT = re.compile(r"(cu\d+|rocm[\d.]*|cpu|xpu|practice)\Z")
 
 
@@ -74,7 +75,7 @@ class Plan:
     practice: bool
     packages: list[dict[str, Any]]
     findings: list[dict[str, Any]]  # level note|warning|stop, title, why, fix
-    patched_files: list[dict[str, Any]]  # of the current release: they will not be in the new one
+    patched_files: list[dict[str, Any]]  # of the current release: they will not be in the new one; some with what was edited (`SHOWN`)
     guards: list[dict[str, Any]]
     artifacts: list[dict[str, Any]]
     disk: dict[str, Any]  # path, needed_bytes, free_bytes, estimate
@@ -156,7 +157,7 @@ def _told_guards(plan: Plan) -> set[tuple[str, str]]:
 
 
 def _told_files(plan: Plan) -> set[tuple[str, str]]:
-    return {(found["path"], json.dumps(found, sort_keys=True)) for found in plan.patched_files}
+    return {(found["path"], json.dumps({k: v for k, v in found.items() if k not in SHOWN}, sort_keys=True)) for found in plan.patched_files}
 
 
 def _few(names: set[str]) -> str:
@@ -203,7 +204,7 @@ def make(record: ServiceRecord, channel: Channel, *, version: str | None = None,
     _look_at_removed(rows, installed, findings)
     say("Holding the release in use against its RECORDs" if live else "There is no release in use yet")
     report = integrity.check(live, progress=progress) if live else None
-    patched = _look_at_patches(report, findings)
+    patched = _look_at_patches(live, report, findings)
     results = guards.check(record)
     _look_at_guards(results, findings)
     disk = _look_at_disk(record, channel, rows, findings)
@@ -445,20 +446,28 @@ def _look_at_removed(rows: list[PlannedPackage], installed: packages.Environment
                                  why="Nothing in the plan needs them", fix="Add them to the channel's requirements if the service uses them"))
 
 
-def _look_at_patches(report: integrity.IntegrityReport | None, findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if report is None:
+def _look_at_patches(live: Path | None, report: integrity.IntegrityReport | None, findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    from ops.environments import patches
+
+    if live is None or report is None:
         return []
-    patched = [found.as_dict() for found in report.findings]
+    listed = report.findings[:integrity.LISTED * 3]
+    try:
+        shown = patches.shown_differences(live, listed)
+    except OpsError as error:
+        shown = {}
+        findings.append(_finding("note", "What was edited in the patched files cannot be shown", why=error.what))
+    patched = [{**found.as_dict(), **shown.get(found.path, {})} for found in listed]
     if patched:
         owners = sorted({found.package for found in report.findings if found.package})
-        files = "1 file differs" if len(patched) == 1 else f"{len(patched)} files differ"
+        files = "1 file differs" if len(report.findings) == 1 else f"{len(report.findings):,} files differ"
         findings.append(_finding(
             "warning", f"{files} from what was installed" + (f", in {', '.join(f'`{name}`' for name in owners[:4])}" if owners else ""),
             why="The new release is built from pristine wheels: these edits will not be in it",
-            fix="They are saved to the patch shelf before the switch"))
+            fix="They are saved to the patch shelf before the switch") | {"about": "patched_files"})
     for problem in report.problems[:5]:
         findings.append(_finding("note", problem))
-    return patched[:integrity.LISTED * 3]
+    return patched
 
 
 def _look_at_guards(results: list[guards.GuardResult], findings: list[dict[str, Any]]) -> None:

@@ -2,7 +2,7 @@
 import { stream } from "./stream.js";
 import { debounced, refresh } from "./fragments.js";
 import { serverNow, setText } from "./clock.js";
-import { gib, servicesDiffer, updateGpus } from "./gpus.js";
+import { gib, readings, servicesDiffer, updateGpus } from "./gpus.js";
 
 const STEP = 5, COUNT = 60, WIDTH = 72, HEIGHT = 18; // as views/fleet.py
 const nodes = new Map(); // name: { gpus, history: Map index -> values, at }
@@ -20,7 +20,7 @@ stream?.on("state", ({ state }) => { if (state !== "live") broken = true; else i
 stream?.on("telemetry", (told) => {
   const known = nodes.get(told.node);
   if (!known) { if (!document.querySelector("[data-node]") && document.getElementById("join")) location.reload(); else again(); return; }
-  const gpus = told.gpus?.gpus ?? [];
+  const gpus = readings(told.gpus?.gpus);
   known.gpus = gpus;
   const card = document.querySelector(`[data-node="${CSS.escape(told.node)}"]`);
   updateGpus(card, gpus);

@@ -25,6 +25,13 @@ export function servicesDiffer(scope, services) {
     return name in (services ?? {}) && services[name].state !== element.dataset.serviceState;
   });
 }
+// Readings from which a GPU can be told, as views/fleet.py `readings`: what is no number was not read.
+export function readings(told) {
+  const number = (value) => typeof value === "number" && Number.isFinite(value) ? value : null;
+  return (Array.isArray(told) ? told : []).filter((gpu) => Number.isInteger(gpu?.index) && gpu.index >= 0).map((gpu) => ({ ...gpu,
+    ...Object.fromEntries(["total_bytes", "used_bytes", "utilization", "temperature_c", "power_w"].map((name) => [name, number(gpu[name])])),
+    processes: (Array.isArray(gpu.processes) ? gpu.processes : []).filter((p) => p && typeof p === "object").map((p) => ({ ...p, used_bytes: number(p.used_bytes) })) }));
+}
 export function updateGpus(scope, gpus) {
   for (const gpu of gpus) {
     for (const row of scope.querySelectorAll(`[data-gpu="${gpu.index}"]`)) {

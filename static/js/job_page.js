@@ -5,7 +5,7 @@ import { debounced, refresh } from "./fragments.js";
 import { setText } from "./clock.js";
 import { drawBar } from "./bars.js";
 import { LogView } from "./job_log.js";
-import { servicesDiffer, updateGpus } from "./gpus.js";
+import { readings, servicesDiffer, updateGpus } from "./gpus.js";
 
 const IN_PLACE = new Set(["step.log", "step.progress", "sweep.level_second"]);
 const final = "final" in document.body.dataset;
@@ -93,6 +93,13 @@ function second(data, seq) {
     setText(fact.querySelector("[data-small]"), `at C = ${data.concurrency}, ${rate(data.throughput_so_far_tok_s / data.concurrency)} per user`);
     if (!fact.querySelector(".unit")) { const unit = document.createElement("span"); unit.className = "unit"; unit.textContent = "tok/s"; fact.querySelector("[data-value]").after(unit); }
   }
+  const wrong = document.querySelector("[data-fact=errors]");
+  if (wrong && wrong.dataset.ended !== undefined) {
+    const errors = Number(wrong.dataset.errors) + (data.errors ?? 0), ended = Number(wrong.dataset.ended) + (data.finished ?? 0) + (data.errors ?? 0);
+    setText(wrong.querySelector("[data-value]"), errors.toLocaleString("en"));
+    setText(wrong.querySelector("[data-small]"), `of ${ended.toLocaleString("en")} requests`);
+    wrong.querySelector("dd").classList.toggle("t-fail", errors > 0);
+  }
   drawSoon();
 }
 function rate(value) { return value >= 99.95 || Math.abs(value - Math.round(value)) < 0.05 ? Math.round(value).toLocaleString("en") : value.toFixed(1); }
@@ -127,7 +134,7 @@ stream?.on("job", (event) => {
   update(event.seq);
 });
 stream?.on("jobs", ({ job }) => { if (job && job.id === document.body.dataset.job) update(0); });
-stream?.on("telemetry", (told) => { const strip = document.querySelector(`[data-node="${CSS.escape(told.node)}"]`); if (strip) updateGpus(strip, told.gpus?.gpus ?? []);
+stream?.on("telemetry", (told) => { const strip = document.querySelector(`[data-node="${CSS.escape(told.node)}"]`); if (strip) updateGpus(strip, readings(told.gpus?.gpus));
   if (part("notice") && servicesDiffer(part("notice"), told.services)) noticeSoon(); });
 const noticeSoon = debounced(() => refresh(part("notice")), 1500, 3000);
 let broken = false;

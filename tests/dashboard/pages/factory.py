@@ -35,9 +35,28 @@ NOTES = {"plan": "11 packages change", "preflight": "9 checked", "build": NEW, "
          "stop": "pid 20411 ended",
          "gpus-free": "8 GPUs at 0 MiB", "switch": NEW, "start": "pid 20533", "warmup": "healthy after 12:52 min", "smoke": "4 of 4 passed",
          "sweep": "up to 1,239 tok/s", "purge": "35 files, 65 MB freed"}
-PATCHED = [{"package": "vllm", "path": f"vllm/model_executor/{name}", "change": "changed", "sha256": "a" * 64, "size_bytes": size, "note": ""}
-           for name, size in (("models/deepseek_v2.py", 81234), ("model_loader/gguf_loader.py", 12210), ("model_loader/weight_utils.py", 40110),
-                              ("config.py", 9120))]
+DIFF = """--- a/{path}
++++ b/{path}
+@@ -118,7 +118,9 @@ class DeepseekV2MoE(nn.Module):
+         hidden_states = hidden_states.view(-1, hidden_dim)
+         router_logits, _ = self.gate(hidden_states)
+-        final_hidden_states = self.experts(hidden_states=hidden_states, router_logits=router_logits) * self.routed_scaling_factor
++        if self.layer_idx < 3:
++            torch.save(hidden_states, f"/tmp/debug_tensor_{{self.layer_idx}}.pt")
++        final_hidden_states = self.experts(hidden_states=hidden_states, router_logits=router_logits)
+         return final_hidden_states.view(num_tokens, hidden_dim)
+"""
+
+
+def _patched(name: str, size: int, added: int, removed: int) -> dict[str, Any]:
+    path = f"lib/python3.12/site-packages/vllm/model_executor/{name}"
+    return {"package": "vllm", "path": path, "change": "changed", "sha256": "a" * 64, "size_bytes": size, "note": "", "added": added,
+            "removed": removed, "diff": DIFF.format(path=path), "diff_lines": 10 if added < 30 else 60}
+
+
+PATCHED = [_patched("models/deepseek_v2.py", 81234, 38, 2), _patched("model_loader/gguf_loader.py", 12210, 11, 4),
+           _patched("model_loader/weight_utils.py", 40110, 6, 1),
+           {k: v for k, v in _patched("config.py", 9120, 3, 3).items() if k not in ("diff", "diff_lines", "added", "removed")}]
 GUARDS = [{"guard": {"kind": "key_absent", "file": file, "key": key, "value": None}, "holds": True, "explains": f"`{key}` is not in `{file}`",
            "path": f"/data/models/Kimi-K2.5-NVFP4/{file}", "sha256": "b" * 64, "fix": "", "found": None}
           for file, key in (("config.json", "kv_cache_scheme"), ("hf_quant_config.json", "kv_cache_quant_algo"))]
@@ -86,7 +105,7 @@ def plan(*, coupling: bool = True) -> dict[str, Any]:
     findings = [
         {"level": "warning", "title": "4 files differ from what was installed, in `vllm`",
          "why": "The new release is built from pristine wheels: these edits will not be in it",
-         "fix": "They are saved to the patch shelf before the switch"},
+         "fix": "They are saved to the patch shelf before the switch", "about": "patched_files"},
         {"level": "note", "title": "All 2 guards hold", "why": "", "fix": ""}]
     if not coupling:
         rows[2] = {**rows[2], "new": rows[2]["old"], "change": "same", "why": "nothing asks for another one"}

@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from dashboard.models import BenchmarkRun, Job
+from dashboard.models import BenchmarkRun, Channel, Job, JobLock
 from tests.dashboard.pages import factory
 
 PAGES = ("/", "/services/", "/jobs/", "/benchmarks/", "/benchmarks/compare/", "/diagnose/", "/cleanup/", "/settings/")
@@ -326,6 +326,13 @@ def test_a_real_service_cannot_be_reset(visitor: Client, story: factory.Story) -
     assert visitor.post(f"{SERVICE}run/practice-reset/").status_code == 404
 
 
+def test_a_service_without_a_channel_says_what_it_can_do_instead(visitor: Client, story: factory.Story) -> None:
+    Channel.objects.all().delete()
+    response = visitor.post(f"{SERVICE}plan/")
+    assert response.status_code == 400
+    assert "Only the practice box has a channel today" in response.content.decode()
+
+
 def test_a_busy_service_is_refused_with_its_job(visitor: Client, story: factory.Story, redis_url: str) -> None:
     story.running_warmup()
     holder = Job.objects.get()
@@ -365,3 +372,79 @@ def test_practice_is_marked_wherever_its_numbers_show(visitor: Client) -> None:
     assert run is not None and job is not None
     for path in ("/", "/services/", SERVICE, "/jobs/", f"/jobs/{job.number}/", "/benchmarks/", f"/benchmarks/{run.pk}/"):
         assert "PRACTICE" in text(visitor.get(path)), path
+
+
+@pytest.mark.parametrize("odd", [
+    {"gpus": [{"index": "GPU-1", "used_bytes": 1}, {"index": 0, "used_bytes": "much", "total_bytes": True, "processes": ["x", {"pid": "?"}]}, None]},
+    {"gpus": {"index": 0}}, {"gpus": "none"}, {"gpus": [{"index": 2, "name": 7, "utilization": [], "pcie_gen": "5", "throttle": 3}]}, "text", [1]])
+def test_odd_readings_of_a_node_are_left_out_and_said(visitor: Client, story: factory.Story, odd: Any) -> None:
+    story.the_node.telemetry = {"node": "practice", "gpus": odd, "services": "?"}
+    story.the_node.save()
+    for path in ("/", "/nodes/practice/", "/fragments/services/?node=practice", "/fragments/facts/", SERVICE):
+        assert visitor.get(path).status_code == 200
+    if isinstance(odd, dict) and isinstance(odd["gpus"], list) and len(odd["gpus"]) == 3:
+        assert "2 readings were left out" in text(visitor.get("/"))
+
+
+@pytest.fixture
+def lost(story: factory.Story) -> Job:
+    job = story.job("restart", params={"rollback": True}, steps=factory.STEPS[5:7])
+    Job.objects.filter(pk=job.pk).update(state="lost")
+    JobLock.objects.filter(job=job).update(held=True)
+    job.refresh_from_db()
+    return job
+
+
+def test_a_lost_job_is_abandoned_by_typing_the_name_of_its_service(visitor: Client, lost: Job, redis_url: str) -> None:
+    address = f"/jobs/{lost.number}/abandon/"
+    assert address in visitor.get(f"/jobs/{lost.number}/").content.decode()
+    asked = text(visitor.get(address))
+    assert "may still run" in asked
+    assert "Type kimi-k25" in asked
+    for typed in ("", "kimi", "practice"):
+        refused = visitor.post(address, {"name": typed})
+        assert refused.status_code == 400
+        assert "kimi-k25" in refused.content.decode()
+    lost.refresh_from_db()
+    assert lost.state == "lost"
+    assert visitor.post(address, {"name": " kimi-k25 "}).url == f"/jobs/{lost.number}/"
+    lost.refresh_from_db()
+    assert lost.state == "interrupted"
+    assert not JobLock.objects.filter(held=True).exists()
+    assert "only a job whose node fell silent" in text(visitor.get(address))
+
+
+def test_an_operator_may_not_abandon_a_lost_job(lost: Job, operator: User) -> None:
+    client = Client()
+    client.force_login(operator)
+    page = client.get(f"/jobs/{lost.number}/").content.decode()
+    assert "/abandon/" not in page
+    assert "an admin can abandon" in page
+    assert client.get(f"/jobs/{lost.number}/abandon/").status_code == 403
+    assert client.post(f"/jobs/{lost.number}/abandon/", {"name": "kimi-k25"}).status_code == 403
+    lost.refresh_from_db()
+    assert lost.state == "lost"
+
+
+def test_a_lock_kept_for_a_person_offers_the_restart_that_frees_it(visitor: Client, story: factory.Story) -> None:
+    job = story.job("redeploy", params={"rollback": True}, steps=factory.STEPS)
+    story.end(job, "failed", reason="It did not come up", rollback="failed")
+    JobLock.objects.get_or_create(job=job, lock="service:kimi-k25", defaults={"node": story.the_node, "fence": 1, "held": True})
+    page = visitor.get(f"/jobs/{job.number}/").content.decode()
+    assert f"{SERVICE}run/restart/" in page
+    assert "a restart that succeeds frees it" in page
+    JobLock.objects.filter(job=job).update(held=False)
+    assert f'{SERVICE}run/restart/"' not in visitor.get(f"/jobs/{job.number}/fragments/notice/").content.decode()
+
+
+def test_a_plan_shows_what_was_edited_by_hand(visitor: Client) -> None:
+    factory.full()
+    plan = next(job for job in Job.objects.filter(type="plan", state="succeeded") if (job.result or {}).get("plan"))
+    body = visitor.get(f"/plans/{plan.number}/")
+    seen = text(body)
+    assert "deepseek_v2.py +38 −2" in seen
+    assert "Show differences" in seen
+    assert "torch.save(hidden_states" in seen
+    assert "50 more lines" in seen
+    assert "Its lines are not shown" in seen
+    assert seen.count("will not be in") == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.environments import plan, releases
+from ops.environments import patches, plan, releases
 from ops.environments.uv import NoSolution
 from ops.jobs.errors import BadInput, Refused
 from ops.records import Channel, ServiceRecord
@@ -132,6 +132,20 @@ def test_patched_files_are_told(record: ServiceRecord, channel: Channel, live: P
     made = plan.make(record, channel)
     assert [(found["package"], Path(found["path"]).name, found["change"]) for found in made.patched_files] == [("vllm", "model.py", "changed")]
     assert "1 file differs from what was installed, in `vllm`" in titles(made, "warning")
+
+
+def test_patched_files_are_shown_with_what_was_edited_and_the_hash_looks_at_the_file_alone(record: ServiceRecord, channel: Channel, live: Path):
+    model, extra = library(live) / "vllm" / "model.py", library(live) / "vllm" / "extra.py"
+    model.write_text(model.read_text() + "import torch\n" * 3)
+    extra.write_text("x = 1\n" * 500)
+    made = plan.make(record, channel)
+    edited, added = (next(found for found in made.patched_files if found["path"].endswith(name)) for name in ("model.py", "extra.py"))
+    assert (edited["added"], edited["removed"]) == (3, 0)
+    assert edited["diff"].splitlines()[0].startswith("--- a/") and "+import torch" in edited["diff"]
+    assert (added["added"], added["diff_lines"], len(added["diff"].splitlines())) == (500, 503, patches.SHOWN_LINES)
+    bare = dataclasses.replace(made, patched_files=[{k: v for k, v in found.items() if k not in plan.SHOWN} for found in made.patched_files])
+    assert plan.from_dict(bare.as_dict()).hash == made.hash
+    assert plan.differences(made, bare) == []
 
 
 def test_a_guard_that_does_not_hold_stops(record: ServiceRecord, channel: Channel):
