@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import subprocess
 import tokenize
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ops.jobs.events import EventType
+from ops.records import ServiceRecord
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = sorted([REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *(REPOSITORY / "docs").rglob("*.md")])
@@ -83,3 +85,9 @@ def test_make_help_names_every_target_for_people() -> None:
     told = subprocess.run(["make", "--no-print-directory", "help"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
     targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.M)) - {"help", "environment", "environment-tests", "types"}
     assert sorted(target for target in targets if f"make {target}" not in told) == []
+
+
+def test_the_record_that_the_docs_show_is_one() -> None:
+    shown = re.search(r"```json\n(.*?)```", (REPOSITORY / "docs" / "guides" / "nodes.md").read_text(), re.DOTALL)
+    assert shown is not None
+    assert ServiceRecord.from_dict(json.loads(shown[1])).gpus == list(range(8))

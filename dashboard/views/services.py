@@ -109,7 +109,8 @@ def plan_start(request: HttpRequest, node: str, name: str) -> HttpResponse:
     found = _service(node, name)
     form = PlanForm(request.POST, service=found)
     if not form.is_valid():
-        raise BadInput("This plan cannot be made as asked", why=problems(form), hint="Go back and correct it")
+        raise BadInput("This plan cannot be made as asked", why=problems(form), hint="Go back and correct it" if form.channels else
+                       "Only the practice box has a channel today. Restart, sweep, smoke tests and the integrity check need none")
     job = dispatch.start_plan(service=found, channel=form.chosen_channel(), user=signed_in(request), version=form.cleaned_data.get("version") or None,
                               coupling=form.coupled(), idempotency_key=form.key())
     return redirect("plan", number=job.number)
