@@ -202,3 +202,19 @@ def test_a_sweep_grows_on_the_page(console: BrowserConsole, browser: Browser, jo
         wait(page, "document.getElementById('throughput').data.some(t => t.name && t.x.length === 1 && t.y[0] === 61.2)")
         wait(page, "document.querySelector('[data-level=\"1\"]').textContent.includes('Done')")
         assert not said
+
+
+def test_errors_of_a_sweep_are_counted_each_second(console: BrowserConsole, browser: Browser, job: tuple[str, Node], server: EmbeddedRedis) -> None:
+    number, _, _, job_id, seq = next(found for found in console.seed("full")["jobs"] if found[2] == "running")
+    node = Node(server, job_id, seq)
+    with visit(browser, console) as (page, said):
+        live(page, f"{console.address}/jobs/{number}/")
+        before = int(page.get_attribute("[data-fact=errors]", "data-ended") or "")
+        concurrency = int(page.get_attribute("tr.selected[data-level]", "data-level") or "")
+        for second in (91, 92):
+            node.say(EventType.LEVEL_SECOND, concurrency=concurrency, second=second, output_tok_s=600.0, throughput_so_far_tok_s=610.0, finished=10,
+                     errors=second - 90, in_flight=concurrency, e2e_mean_s=20.0, ttft_p50_ms=400.0, power_w=None)
+            wait(page, f"document.querySelector('[data-fact=errors] [data-value]').textContent === '{second - 90}'")
+            assert page.inner_text("[data-fact=errors] [data-small]") == f"of {before + 10 + second - 90:,} requests"
+        assert "t-fail" in (page.get_attribute("[data-fact=errors] dd", "class") or "")
+        assert not said
