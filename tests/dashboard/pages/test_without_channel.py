@@ -12,7 +12,9 @@ from tests.dashboard.pages import factory
 
 @pytest.mark.django_db
 def test_a_redeploy_without_a_channel_is_told_what_works_without_one(admin: User) -> None:
-    factory.Story()
+    story = factory.Story()
+    story.node()
+    story.service()
     Channel.objects.all().delete()
     client = Client()
     client.force_login(admin)
