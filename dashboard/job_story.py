@@ -206,7 +206,7 @@ def _facts_during(job: Job, known: Usual, run: BenchmarkRun | None, live: dict[s
     now = words.get(JobState(job.state)) or ("Rolling back" if step and step.state == "undoing" else step.title if step else "Between steps")
     told = (step.progress or {}).get("text") or "" if step else ""
     if job.state == JobState.LOST:
-        told = "no heartbeat; the lock is kept"
+        told = "no heartbeat from the node"
     elif not told and job.state == JobState.QUEUED:
         told = f"waiting for {job.node.name}"
     elif not told and step:
@@ -220,7 +220,11 @@ def _facts_during(job: Job, known: Usual, run: BenchmarkRun | None, live: dict[s
     undoing = step is not None and step.state == "undoing"
     if undoing:
         cells.append(_cell("It ends as", "failed" if job.state == JobState.RUNNING else "cancelled", small="once the last good release answers"))
-    elif (left := _left(steps, known)) is not None:
+    elif job.state == JobState.LOST:
+        cells.append(_cell("Done in about", "not known", small=f"{job.node.name} says nothing", key="left"))
+    elif (left := _left(steps, known)) is not None and left < 0.5 and any(s.state == "running" for s in steps):
+        cells.append(_cell("Done in about", "longer than usual", small="from earlier jobs of this service", key="left"))
+    elif left is not None:
         cells.append(_cell("Done in about", clock(left), unit=clock_unit(left), small="from earlier jobs of this service", key="left"))
     else:
         cells.append(_cell("Done in about", "no estimate yet", small="" if job.state == JobState.QUEUED else "not every step was timed before",

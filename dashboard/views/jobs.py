@@ -103,6 +103,7 @@ def job_context(found: Job, wanted: str = "") -> dict[str, Any]:
         "down": _down(found), "service_card": service_card(found.service) if found.service else None, "link": link,
         "panels": panels(found, step, known, run), "started": found.claimed_at or found.created_at, "seq": found.last_seq,
         "report": (found.result or {}).get("report"), "keeps_lock": keeps_lock(found),
+        "holds_locks": JobLock.objects.filter(job=found).exists(),
     }
 
 
@@ -323,12 +324,12 @@ def job_abandon(request: HttpRequest, number: int) -> HttpResponse:
 def abandon_words(found: Job) -> list[str]:
     """What abandoning this lost job does, and what it cannot do, in plain sentences."""
     what = found.service.name if found.service else found.node.name
+    locked = JobLock.objects.filter(job=found).exists()
     return [
-        f"This console calls the job interrupted and lets other jobs change {what} again.",
-        f"Nothing is sent to {found.node.name}: what the job started there may still run. While it does, the node itself refuses any other job "
-        f"on {what}.",
-        f"Once {found.node.name} answers again it says how the job really ended, and this page then tells it." if found.service else
-        f"Once {found.node.name} answers again, this page tells how the job ended.",
+        "This console calls the job interrupted" + (f" and lets other jobs change {what} again." if locked else "; it holds no lock."),
+        f"Nothing is sent to {found.node.name}: what the job started there may still run."
+        + (f" While it does, the node itself refuses any other job that changes {what}." if locked else ""),
+        f"Once {found.node.name} answers again it says how the job really ended, and this page then tells it.",
         "It is written to the audit log, with your name.",
     ]
 

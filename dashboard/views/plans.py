@@ -67,9 +67,9 @@ def plan_context(found: Job) -> dict[str, Any]:
 
 
 def _patched(file: dict[str, Any]) -> dict[str, Any]:
-    """A patched file with the number of lines of its difference that are not shown."""
-    shown = len(str(file.get("diff") or "").splitlines())
-    return {**file, "more": max(0, (file.get("diff_lines") or 0) - shown) if shown else 0}
+    """A patched file with the lines of its difference after the two that name it, and how many are not shown."""
+    lines = str(file.get("diff") or "").splitlines()
+    return {**file, "diff": "\n".join(lines[2:]), "more": max(0, (file.get("diff_lines") or 0) - len(lines)) if lines else 0}
 
 
 def made_long_ago(found: Job) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from dashboard.models import BenchmarkRun, Channel, Job, JobLock
+from dashboard.models import BenchmarkRun, Job, JobLock
 from tests.dashboard.pages import factory
 
 PAGES = ("/", "/services/", "/jobs/", "/benchmarks/", "/benchmarks/compare/", "/diagnose/", "/cleanup/", "/settings/")
@@ -324,13 +324,6 @@ def test_a_real_service_cannot_be_reset(visitor: Client, story: factory.Story) -
     story.the_service.practice = False
     story.the_service.save()
     assert visitor.post(f"{SERVICE}run/practice-reset/").status_code == 404
-
-
-def test_a_service_without_a_channel_says_what_it_can_do_instead(visitor: Client, story: factory.Story) -> None:
-    Channel.objects.all().delete()
-    response = visitor.post(f"{SERVICE}plan/")
-    assert response.status_code == 400
-    assert "Only the practice box has a channel today" in response.content.decode()
 
 
 def test_a_busy_service_is_refused_with_its_job(visitor: Client, story: factory.Story, redis_url: str) -> None:
