@@ -295,8 +295,8 @@ def needs(nodes: Sequence[Node]) -> list[dict[str, Any]]:
             found += _service_needs(service, busy=service.pk in busy)
     for job in Job.objects.filter(state=JobState.LOST).select_related("service", "node"):
         found.append({"order": 0, "level": "warning", "title": f"{job_story.title(job)} #{job.number} lost its node",
-                      "text": "No heartbeat for 60 s. The job may still run there, so its lock is kept until the node answers or an admin "
-                              "abandons it.",
+                      "text": "No heartbeat for 60 s. The job may still run there" + (
+                          ", so its lock is kept until the node answers or an admin abandons it." if job.locks.exists() else "."),
                       "links": [("Open job", job_href(job))]})
     found.sort(key=lambda n: n["order"])
     if found:

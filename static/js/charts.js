@@ -101,6 +101,6 @@ export function secondsChart(seconds, practice) {
   const many = Math.max(10, ...seconds.x) + 1;
   chart("live", () => ({
     data: [{ type: "scatter", mode: "lines", x: seconds.x, y: seconds.y, line: { color: token("series-1"), width: 1.5, shape: "hv" }, fill: "tozeroy", fillcolor: faded("series-1", 0.1), hovertemplate: "%{x} s<br>%{y:,} tok/s<extra></extra>" }],
-    layout: { margin: { l: 52, r: 20, t: 24, b: 34 }, xaxis: { range: [0, many], ticksuffix: " s", nticks: 8, rangemode: "tozero" }, yaxis: { nticks: 4, range: seconds.y.length ? undefined : [0, 100] },
+    layout: { margin: { l: 52, r: 28, t: 24, b: 34 }, xaxis: { range: [0, many], ticksuffix: " s", nticks: 8, rangemode: "tozero" }, yaxis: { nticks: 4, range: seconds.y.length ? undefined : [0, 100] },
       annotations: [unit("tok/s"), ...(practice ? [practiceMark()] : [])] } }));
 }
