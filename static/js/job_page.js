@@ -129,6 +129,7 @@ stream?.on("job", (event) => {
   else if (event.type === "sweep.level_second") second(event.data, event.seq);
   if (IN_PLACE.has(event.type)) return;
   if (SAID[event.type]) setText(document.querySelector("[data-said]"), SAID[event.type](event.data));
+  if (event.type === "sweep.level_started") setText(document.querySelector("[data-level-name]"), `, C = ${event.data.concurrency}`);
   if (event.type === "sweep.level_started") level = { c: event.data.concurrency, x: [], y: [], latest: null };
   if (event.type === "job.finished") { document.body.dataset.final = ""; if (log) log.live = false; }
   update(event.seq);
