@@ -122,7 +122,8 @@ def test_the_log_stays_where_it_is_read_while_the_page_around_it_changes(console
     with visit(browser, console) as (page, said):
         live(page, address)
         node.log("".join(f"line {n}\n" for n in range(2, 201)))
-        wait(page, f"{LINES} === 200")
+        wait(page, f"{LINES} === 200 && {SHOWN}.includes('line 200')")
+        page.wait_for_timeout(200)  # counted before drawn: following the end would take the scroll back
         page.evaluate("document.querySelector('.log-view').scrollTop = 1000")
         wait(page, "document.querySelector('[data-log-follow]').getAttribute('aria-pressed') === 'false'")
         node.say(EventType.FINDING, subject="build", level="note", title="A finding that changes the panel", why="", fix="")
