@@ -12,6 +12,7 @@ from django.views.decorators.http import require_safe
 from redis.exceptions import RedisError
 
 from dashboard import from_a_node, job_story, redis_clients
+from dashboard.forms import channels_for
 from dashboard.models import BenchmarkRun, Job, Node, Service
 from dashboard.templatetags.roundhouse import as_datetime
 from ops.jobs.errors import OpsError
@@ -262,6 +263,7 @@ def service_card(service: Service) -> dict[str, Any]:
         "since": as_datetime(status.get("started_at")) if service.state in ("healthy", "starting") else service.changed_at,
         "tp": flag_value(flags, "--tensor-parallel-size", "-tp"), "model": str(record.get("model_path") or "").rstrip("/").rsplit("/", 1)[-1],
         "address": str(record.get("base_url") or "").split("//", 1)[-1], "can_start": service.state in ("stopped", "failed"),
+        "can_redeploy": bool(channels_for(service)),
         "href": reverse("service", args=[service.node.name, service.name]),
         "target": "–".join(f"{value:g}" for value in record.get("target_tok_s") or []),
     }
