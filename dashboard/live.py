@@ -13,6 +13,7 @@ import logging
 import random
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -101,7 +102,7 @@ class Batch:
 TICK = Batch(data=sse.PING, tick=True)
 
 
-class Feed:
+class Feed(ABC):
     """Reads one Redis stream for all of this process' pages."""
 
     def __init__(self, hub: Hub, name: str) -> None:
@@ -155,8 +156,9 @@ class Feed:
             subscriber.put(batch)
         return True
 
+    @abstractmethod
     async def _encode(self, entries: Any, *, first: bool = False) -> Batch:
-        raise NotImplementedError
+        """What subscribers get for these entries, encoded once."""
 
 
 class JobFeed(Feed):
