@@ -15,7 +15,7 @@ URL = "http://127.0.0.1:8000"
 
 def test_quick_is_the_look_after_a_redeploy() -> None:
     made = presets.settings("quick", base_url=URL, model="m")
-    assert (made.concurrencies, made.max_tokens, made.requests, made.level_seconds) == ([1, 8, 32, 128], 64, [4, 16, 64, 256], 10.0)
+    assert (made.concurrencies, made.max_tokens, made.requests, made.level_seconds) == ([1, 8, 32, 128], 64, [2, 16, 64, 256], 10.0)
     assert made.short
 
 
