@@ -91,3 +91,10 @@ def test_the_record_that_the_docs_show_is_one() -> None:
     shown = re.search(r"```json\n(.*?)```", (REPOSITORY / "docs" / "guides" / "nodes.md").read_text(), re.DOTALL)
     assert shown is not None
     assert ServiceRecord.from_dict(json.loads(shown[1])).gpus == list(range(8))
+
+
+def test_every_picture_is_shown() -> None:
+    shown = "".join(page.read_text() for page in [*REPOSITORY.glob("docs/**/*.md"), REPOSITORY / "README.md"])
+    pictures = [picture.name for picture in (REPOSITORY / "docs" / "images").glob("*.webp")]
+    assert pictures
+    assert [name for name in pictures if f"images/{name})" not in shown] == []
