@@ -67,8 +67,10 @@ def test_the_boot_has_a_name() -> None:
 
 def test_a_command_line_is_shown_without_its_secrets_as_plain_bounded_text() -> None:
     words = ["--api-key", "CANARY1", "CANARY2", "--hf-token=CANARY3", "http://u:CANARY4@h", "\x1b[31mred\u202e", "--port", "8000", "x" * 100_000]
-    child = subprocess.Popen([sys.executable, "-c", "input()", *words], stdin=subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, "-c", "print('up', flush=True); input()", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
+        assert child.stdout is not None
+        child.stdout.readline()  # a process in the middle of its exec has no command line yet
         command = processes.describe(child.pid)[1] or ""
     finally:
         child.kill()
