@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -159,6 +160,7 @@ class _LogFollower:
             self._file.close()
 
 
+_LOG_ROOM_BYTES = 256 * 1024  # with less, a dying service cannot even write its last words
 _BARE_PREFIX = re.compile(r"(\s*\((?:APIServer|EngineCore|Worker|VllmWorker|MainProcess)[\w ,=-]*\))+\s*")
 _BAR = re.compile(r"(?P<label>.{3,200}?): +\d+%\D")
 
@@ -358,6 +360,13 @@ class _Watch:
         if found.fault and found.text:
             why = f"{said['diagnosis']} (service `{self.record.name}` ended {where}, {how})".strip()
             raise ServiceCrashed(said["text"], why=why, hint=said["fix"], diagnosis=said)
+        free = shutil.disk_usage(self.record.folder).free
+        if free < _LOG_ROOM_BYTES:  # what it wanted to say, and its exit code, had no room either
+            raise ServiceCrashed(
+                f"Service `{self.record.name}` ended {where}: the disk below `{self.record.folder}` is full",
+                why=f"{free / 1024:,.0f} KiB are free; its log and its exit code could not be written", hint="Make room there, then start it again",
+                diagnosis=said,
+            )
         raise ServiceCrashed(
             f"Service `{self.record.name}` ended {where}, {how}", why="Its log names no cause",
             hint="Look at the kernel log for an out-of-memory kill or an Xid line", diagnosis=said,

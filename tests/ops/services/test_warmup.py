@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -233,6 +234,17 @@ def test_a_service_that_is_killed_while_it_starts_is_said_so(make_record: Make, 
     assert pid is not None
     threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
     with pytest.raises(warmup.ServiceCrashed, match="SIGKILL"):
+        warmup.watch(job.context, record, source=Gpus(0.0))
+
+
+def test_a_service_that_dies_without_a_word_on_a_full_disk_is_said_so(make_record: Make, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = make_record({"log": START[:2], "hang": True})
+    starting.start(job.context, record)
+    pid = ProcessManager(record).status().pid
+    assert pid is not None
+    monkeypatch.setattr(warmup.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**9, 10**9, 0))  # type: ignore[attr-defined]
+    threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
+    with pytest.raises(warmup.ServiceCrashed, match=r"the disk below .* is full"):
         warmup.watch(job.context, record, source=Gpus(0.0))
 
 
