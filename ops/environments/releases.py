@@ -30,6 +30,7 @@ from ops.environments.plan import Plan
 from ops.environments.uv import Uv
 from ops.jobs import commands
 from ops.jobs.errors import BadInput, CommandFailed, OpsError, Timeout
+from ops.jobs.journal import sync_folder
 from ops.jobs.pipeline import Context
 from ops.records import Channel, ServiceRecord
 from ops.services import state
@@ -106,7 +107,7 @@ def build(context: Context, record: ServiceRecord, channel: Channel, plan: Plan)
         context.check()
         write_manifest(record, release, channel=channel.as_dict(), plan=plan)
         (release / MARKER).unlink()
-        _sync(release)
+        sync_folder(release)
     except BaseException as error:
         _take_away(release)
         if isinstance(error, OSError):
@@ -399,7 +400,7 @@ def switch(record: ServiceRecord, release: Path) -> None:
         half.unlink(missing_ok=True)
         raise OpsError(f"`{record.current}` cannot be switched", why=error.strerror or str(error),
                        hint="If it is a folder, it was not made by Roundhouse: move it away by hand") from error
-    _sync(record.folder)
+    sync_folder(record.folder)
 
 
 def listing(record: ServiceRecord) -> list[Release]:
@@ -498,11 +499,3 @@ def _delete(folder: Path) -> None:
         return
     except OSError as error:
         raise OpsError(f"`{folder}` cannot be removed", why=error.strerror or str(error)) from error
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,15 +16,7 @@ import pytest
 from ops.gpus import processes
 from ops.jobs.errors import BadInput, OpsError
 from ops.services import spawner
-
-
-def wait_for(what: Callable[[], Any], seconds: float = 15) -> Any:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if value := what():
-            return value
-        time.sleep(0.02)
-    raise AssertionError("did not happen in time")
+from tests.ops.services.conftest import wait_for
 
 
 @pytest.fixture
