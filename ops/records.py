@@ -73,24 +73,33 @@ class Record:
         """Raises BadInput if a value cannot be right."""
 
 
+GUARD_KINDS = ("key_absent", "key_equals", "file_hash", "file_present", "shards_complete", "not_lfs_pointer")
+
+
 @dataclass(kw_only=True)
 class Guard(Record):
-    """A fact that must hold in the model folder.
+    """A fact that must hold in the model folder. `file` is relative to it.
 
-    `kind` is "key_absent" or "key_equals"; `file` is relative to the model folder; `key` is a dotted path into its JSON
-    (`quantization_config.kv_cache_scheme`); `value` is compared by "key_equals".
+    `kind`: "key_absent" and "key_equals" look at the dotted path `key` in the JSON of `file` (`quantization_config.kv_cache_scheme`;
+    `value` is compared by "key_equals"); "file_hash" compares the file's SHA-256 with `value` (hex); "file_present" wants the file
+    there; "shards_complete" wants every shard that the index `file` names (`model.safetensors.index.json`); "not_lfs_pointer" wants
+    content, not the few lines that git leaves where large files were not fetched (`file` may be a pattern such as `*.safetensors`).
     """
 
     kind: str
     file: str
-    key: str
+    key: str = ""
     value: Any = None
 
     def check(self) -> None:
-        if self.kind not in {"key_absent", "key_equals"}:
-            raise BadInput(f"Unknown guard kind `{self.kind}`", hint="Use key_absent or key_equals")
-        if self.file.startswith("/") or ".." in Path(self.file).parts:
+        if self.kind not in GUARD_KINDS:
+            raise BadInput(f"Unknown guard kind `{self.kind}`", hint=f"Use one of {', '.join(GUARD_KINDS)}")
+        if not self.file or self.file.startswith("/") or ".." in Path(self.file).parts:
             raise BadInput(f"A guard's file must lie in the model folder: `{self.file}`")
+        if self.kind.startswith("key_") and not self.key:
+            raise BadInput(f"A guard of kind `{self.kind}` needs a key", hint="Write it like quantization_config.kv_cache_scheme")
+        if self.kind == "file_hash" and not (isinstance(self.value, str) and re.fullmatch(r"[0-9a-f]{64}", self.value)):
+            raise BadInput("A guard of kind `file_hash` needs the SHA-256 of the file as its value", hint="64 digits, as sha256sum prints")
 
 
 @dataclass(kw_only=True)
@@ -111,6 +120,11 @@ class ServiceRecord(Record):
     artifact_roots: list[str] = field(default_factory=list)  # where its debug leftovers lie
     target_tok_s: list[float] = field(default_factory=list)  # single-stream target range, e.g. [40, 50]
     practice: bool = False
+    environment: str = ""  # the environment that adoption found, absolute; "" where Roundhouse built every release itself
+    in_place: bool = False  # that environment may not move: a redeploy changes it where it is
+    env_files: list[str] = field(default_factory=list)  # the unit's EnvironmentFile=, read by the launcher at each start, never copied
+    keep_releases: int = 5  # at most so many releases stay, the live and the last good one among them
+    keep_bytes: int | None = None  # and at most so many bytes of them
 
     def check(self) -> None:
         if not NAME.match(self.name):
@@ -122,6 +136,13 @@ class ServiceRecord(Record):
                 raise BadInput(f"`{name}` of service `{self.name}` must be an absolute path")
         if not BASE_URL.match(self.base_url):
             raise BadInput(f"`{self.base_url[:80]}` of service `{self.name}` is no address", hint="Write it like http://127.0.0.1:8000")
+        for path in (*([self.environment] if self.environment else []), *self.env_files):
+            if not path.startswith("/"):
+                raise BadInput(f"`{path[:200]}` of service `{self.name}` must be an absolute path")
+        if self.in_place and not self.environment:
+            raise BadInput(f"Service `{self.name}` is to be changed in place, but names no environment", hint="Set `environment`")
+        if self.keep_releases < 2:
+            raise BadInput(f"Service `{self.name}` must keep at least two releases", why="The live one, and the way back")
 
     @property
     def folder(self) -> Path:
@@ -147,25 +168,51 @@ class ServiceRecord(Record):
         return release if release.is_dir() else None
 
 
+PUBLIC_INDEX = "public"  # as an index address: the public package index, which is the installer's own default
+INDEX_STRATEGIES = ("first-index", "unsafe-first-match")  # never best-match: it takes a final release of another CUDA before a nightly
+CHANNEL_KINDS = ("wheelhouse", "index", "recipe")
+CHANNEL_ARGUMENTS = ("torch-backend", "exclude-newer")  # further arguments for uv; each value is checked by ops/environments/channels.py
+
+
 @dataclass(kw_only=True)
 class Channel(Record):
-    """Where wheels come from. `kind`: "wheelhouse" (a local folder, offline) or "index" (index addresses, admins only)."""
+    """Where wheels come from; set by an admin only.
+
+    `kind`: "wheelhouse" (a local folder, offline), "index" (index addresses), or "recipe" (the full lock of a release that passed
+    everything, from that folder or those indexes). `preset` says what it was made from (ops/environments/channels.py): "stable",
+    "nightly", "commit", "wheelhouse", "recipe", or "" for one that was written by hand.
+    """
 
     name: str
     kind: str
-    wheelhouse: str = ""  # absolute path, kind "wheelhouse"
-    index_url: str = ""
-    extra_index_urls: list[str] = field(default_factory=list)
+    preset: str = ""
+    wheelhouse: str = ""  # absolute path
+    index_url: str = ""  # PUBLIC_INDEX, or an http(s) address
+    extra_index_urls: list[str] = field(default_factory=list)  # asked first, in this order
+    index_strategy: str = "first-index"
+    arguments: dict[str, str] = field(default_factory=dict)  # of CHANNEL_ARGUMENTS
     requirements: list[str] = field(default_factory=lambda: ["vllm"])  # what the channel installs, as PEP 508
+    constraints: list[str] = field(default_factory=list)  # name==version, for what may come along
+    variant: str = ""  # the build that must come out ("cu129", "cpu"); "": as installed today
+    commit: str = ""  # kind "index", preset "commit": the full commit of vLLM
     prerelease: bool = True
+    recipe: dict[str, Any] = field(default_factory=dict)  # kind "recipe": ops/environments/recipe.py
     practice: bool = False
 
     def check(self) -> None:
         if not NAME.match(self.name):
             raise BadInput(f"`{self.name[:80]}` is not a channel name")
-        if self.kind not in {"wheelhouse", "index"}:
-            raise BadInput(f"Unknown channel kind `{self.kind}`", hint="Use wheelhouse or index")
-        if self.kind == "wheelhouse" and not self.wheelhouse.startswith("/"):
+        if self.kind not in CHANNEL_KINDS:
+            raise BadInput(f"Unknown channel kind `{self.kind}`", hint=f"Use one of {', '.join(CHANNEL_KINDS)}")
+        if (self.wheelhouse and not self.wheelhouse.startswith("/")) or (self.kind == "wheelhouse" and not self.wheelhouse):
             raise BadInput(f"The wheelhouse of channel `{self.name}` must be an absolute path")
-        if self.kind == "index" and not self.index_url:  # uv would ask its own default index instead, which no node's owner has allowed
-            raise BadInput(f"Channel `{self.name}` names no index", hint="Give it an index address")
+        if not self.wheelhouse and not self.index_url:  # uv would ask its own default index instead, which no node's owner has allowed
+            raise BadInput(f"Channel `{self.name}` names no index", hint=f"Give it an index address, or `{PUBLIC_INDEX}` for the public index")
+        if self.index_strategy not in INDEX_STRATEGIES:
+            raise BadInput(f"Unknown index strategy `{self.index_strategy[:40]}`", hint=f"Use one of {', '.join(INDEX_STRATEGIES)}")
+        if unknown := sorted(set(self.arguments) - set(CHANNEL_ARGUMENTS)):
+            raise BadInput(f"Channel `{self.name}` has an unknown argument `{unknown[0][:40]}`", hint=f"Known: {', '.join(CHANNEL_ARGUMENTS)}")
+        if self.commit and not re.fullmatch(r"[0-9a-f]{40}", self.commit):
+            raise BadInput(f"`{self.commit[:60]}` is no full commit", hint="40 hexadecimal digits, as `git rev-parse` prints")
+        if self.kind == "recipe" and not self.recipe:
+            raise BadInput(f"Channel `{self.name}` has no recipe")

@@ -110,6 +110,8 @@ class NodeConfig:
     model_roots: list[str] = field(default_factory=list)
     wheelhouse_roots: list[str] = field(default_factory=list)
     artifact_roots: list[str] = field(default_factory=list)
+    environment_roots: list[str] = field(default_factory=list)  # where environments lie that may be changed in place
+    # "public" for the public package index, or addresses; what ends with a slash allows all below it (each commit has an index of its own)
     index_urls: list[str] = field(default_factory=list)
     units: list[str] = field(default_factory=list)
 

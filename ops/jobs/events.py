@@ -86,6 +86,18 @@ class EventType(StrEnum):
     DIAGNOSIS = "diagnosis"
     # what ops/environments/integrity.py IntegrityReport.as_dict() gives
     INTEGRITY = "integrity"
+    # one file put on the patch shelf: folder (name below services/<name>/shelf/), path (relative to the environment), package, version, release,
+    # change ("changed" | "extra" | "missing"), size_bytes, sha256, pristine_sha256 or null, diff (text, cut at 256 KB) or null, diff_cut (bool),
+    # debris [{line, text, what}] (ops/environments/debris.py), note, where (absolute path of the copy on the node)
+    SHELF_SAVED = "shelf.saved"
+    # folder, path: the copy and its diff are gone from the node
+    SHELF_FORGOTTEN = "shelf.forgotten"
+    # results [GuardResult.as_dict()], applied [{file, backup, diff}] (what "apply" edited; usually empty)
+    GUARDS = "guards"
+    # moment ("before" | "good-start" | "end"), fingerprint (ops/environments/fingerprint.py), changed (words, against the last good start), since
+    FINGERPRINT = "fingerprint"
+    # recipe (ops/environments/recipe.py), name (of its file)
+    RECIPE = "recipe"
     # artifacts [{path, size_bytes, kind, ...}], deleted, kept [{path, why}], freed_bytes
     PURGE_RESULT = "purge.result"
     # the four-part report (ops/report.py), as data and as "markdown"
