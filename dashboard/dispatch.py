@@ -25,7 +25,7 @@ from kombu.exceptions import OperationalError as BrokerError
 from redis.exceptions import RedisError
 
 from dashboard import permissions, redis_clients
-from dashboard.models import AuditEntry, Channel, Job, JobEvent, JobLock, LockFence, Node, Service
+from dashboard.models import AuditEntry, Channel, Job, JobEvent, JobLock, LockFence, Node, Service, ShelvedPatch
 from ops.jobs import streams
 from ops.jobs.claim import REPAIRS
 from ops.jobs.envelope import Envelope
@@ -40,6 +40,8 @@ PARAMS_MAX_BYTES = 256 * 1024
 CHANGES = "changes"  # stream for the live view: what happened to which job
 CHANGES_KEPT = 1000
 CONTROL_KEPT = 1000
+MODES = ("full", "restore")  # ways to make a release: ops/environments/plan.py
+LABEL_LENGTH = 120
 
 
 def start(*, type: str, node: str | Node, service: str | Service | None = None, params: dict[str, Any] | None = None,
@@ -80,33 +82,136 @@ def start(*, type: str, node: str | Node, service: str | Service | None = None, 
 
 
 def start_plan(*, service: Service, channel: Channel, user: AbstractBaseUser | None, version: str | None = None, coupling: bool = True,
-               idempotency_key: str | None = None) -> Job:
-    """A read-only job that says what a redeploy would do. Practice channels are for practice services, and the other way round."""
+               mode: str = "full", idempotency_key: str | None = None) -> Job:
+    """A read-only job that says what a redeploy would do. Practice channels are for practice services, and the other way round.
+
+    `mode`: "full" (all wheels of the channel, resolved anew) or "restore" (the versions of now; only what was edited is installed anew).
+    """
     if channel.practice != service.practice:
         raise BadInput(f"Channel `{channel.name}` is not for service `{service.name}`", why="Practice packages never meet a real service",
                        hint="Choose another channel")
+    if mode not in MODES:
+        raise BadInput(f"There is no way to redeploy called `{mode[:40]}`", hint=f"Use one of {', '.join(MODES)}")
     return start(type="plan", node=service.node, service=service, user=user, idempotency_key=idempotency_key,
-                 params={"channel": channel.name, "version": version, "coupling": coupling}, snapshot={"channel": channel.record})
+                 params={"channel": channel.name, "version": version, "coupling": coupling, "mode": mode}, snapshot={"channel": channel.record})
 
 
 def start_redeploy(*, plan_job: Job, user: AbstractBaseUser | None, options: dict[str, Any], idempotency_key: str | None = None) -> Job:
     """Confirms a plan: the job builds exactly this plan, or fails before it touches anything. `options`: `smoke`, `sweep`, `purge`, `rollback`
-    (all true if left out) and `preset`."""
+    (all true if left out), `preset`, and `accept_no_rollback` (false if left out): without it a plan that has no way back is refused (kind
+    "no_rollback")."""
+    plan, params, snapshot = _confirmed(plan_job)
+    if unknown := sorted(set(options) - {"smoke", "sweep", "purge", "rollback", "preset", "accept_no_rollback"}):
+        raise BadInput(f"A redeploy has no option `{unknown[0][:60]}`")
+    accepted = bool(options.get("accept_no_rollback", False))
+    if (no_way_back := why_no_rollback(plan)) is not None and not accepted:
+        raise BadInput("This redeploy cannot be rolled back, and that was not confirmed", why=no_way_back,
+                       hint="Confirm it on the plan's page, or make room for the backup copy and plan again", kind="no_rollback")
+    params |= {"preset": options.get("preset") or "quick", "accept_no_rollback": accepted,
+               **{name: bool(options.get(name, True)) for name in ("smoke", "sweep", "purge", "rollback")},
+               **(in_place_params(_the_service(plan_job)) if plan.get("in_place") is True else {})}
+    return start(type="redeploy", node=plan_job.node, service=plan_job.service, user=user, idempotency_key=idempotency_key, params=params,
+                 snapshot=snapshot)
+
+
+def start_build(*, plan_job: Job, user: AbstractBaseUser | None, idempotency_key: str | None = None) -> Job:
+    """Builds and verifies a plan's release beside the live one, and stops there: switching to it later is a roll back (or forward)."""
+    plan, params, snapshot = _confirmed(plan_job)
+    if plan.get("in_place") is True:
+        raise BadInput("This environment is changed in place, so nothing can be built beside it", hint="Redeploy it, or adopt it without `in_place`")
+    return start(type="build", node=plan_job.node, service=plan_job.service, user=user, idempotency_key=idempotency_key, params=params,
+                 snapshot=snapshot)
+
+
+def start_rollback(*, service: Service, release: str, user: AbstractBaseUser | None, smoke: bool = True, idempotency_key: str | None = None) -> Job:
+    """Switches to a kept release: offline, nothing is built. Raises BadInput for one that is not there, is live already, or was never finished."""
+    kept = kept_release(service, release)
+    if kept.get("is_current") is True:
+        raise BadInput(f"Release `{release}` is the one that runs", hint="Choose another")
+    if kept.get("unfinished") is True:
+        raise BadInput(f"Release `{release}` was never finished", hint="Choose another, or remove it")
+    return start(type="rollback", node=service.node, service=service, user=user, idempotency_key=idempotency_key,
+                 params={"release": release, "smoke": smoke, **in_place_params(service)})
+
+
+def start_remove_release(*, service: Service, release: str, user: AbstractBaseUser | None, idempotency_key: str | None = None) -> Job:
+    """Removes a kept release from the node. Raises BadInput for the live one and the last good one, which is the way back."""
+    kept = kept_release(service, release)
+    for flag, words in (("is_current", "is the one that runs"), ("is_last_good", "is the last good one, so it is the way back")):
+        if kept.get(flag) is True:
+            raise BadInput(f"Release `{release}` {words}", hint="It stays")
+    return start(type="remove-release", node=service.node, service=service, user=user, idempotency_key=idempotency_key, params={"release": release})
+
+
+def start_guards_apply(*, service: Service, user: AbstractBaseUser | None, guards: list[dict[str, Any]] | None = None,
+                       idempotency_key: str | None = None) -> Job:
+    """Edits the model folder's files so that guards hold, each with a backup. `guards`: which of the service's; None: all that fail."""
+    known = service.record.get("guards") or []
+    if unknown := [guard for guard in guards or [] if guard not in known]:
+        raise BadInput("This guard is not one of the service's", why=str(unknown[0])[:200], hint="Reload the page")
+    return start(type="guards-apply", node=service.node, service=service, user=user, idempotency_key=idempotency_key, params={"guards": guards})
+
+
+def start_shelf_forget(*, service: Service, entries: list[ShelvedPatch], user: AbstractBaseUser | None, idempotency_key: str | None = None) -> Job:
+    """Removes saved edits from the service's shelf on the node. They cannot be had back."""
+    if not entries:
+        raise BadInput("Nothing was chosen", hint="Choose what to forget")
+    if strange := [patch for patch in entries if patch.service_id != service.pk]:
+        raise BadInput(f"`{strange[0].path[:200]}` is not on the shelf of `{service.name}`", hint="Reload the page")
+    return start(type="shelf-forget", node=service.node, service=service, user=user, idempotency_key=idempotency_key,
+                 params={"entries": [{"folder": patch.folder, "path": patch.path} for patch in entries]})
+
+
+def start_recipe(*, service: Service, user: AbstractBaseUser | None, label: str = "", idempotency_key: str | None = None) -> Job:
+    """A read-only job that writes down the live release as a recipe: lock, flags, variables, guards and reference numbers in one file."""
+    if len(label) > LABEL_LENGTH or not label.isprintable():
+        raise BadInput("This is no label for a recipe", hint=f"At most {LABEL_LENGTH} printable characters")
+    return start(type="recipe", node=service.node, service=service, user=user, idempotency_key=idempotency_key, params={"label": label})
+
+
+def kept_release(service: Service, name: str) -> dict[str, Any]:
+    """What the node last said of a release. Raises BadInput if it has none of this name."""
+    found = next((one for one in service.releases if isinstance(one, dict) and one.get("name") == name), None)
+    if found is None:
+        raise BadInput(f"Service `{service.name}` keeps no release `{name[:120]}`", hint="Reload the page: it may have been removed meanwhile")
+    return found
+
+
+def why_no_rollback(plan: dict[str, Any]) -> str | None:
+    """Why a redeploy by this plan could not be rolled back; None if it can be."""
+    rollback = plan.get("rollback")
+    if not isinstance(rollback, dict) or rollback.get("possible") is not False:
+        return None
+    return str(rollback.get("why") or "The plan does not say why")
+
+
+def in_place_params(service: Service) -> dict[str, Any]:
+    """`in_place` and `environment` of a job that changes, or swaps, an environment where it is: they decide its lock. Empty for all others."""
+    if service.record.get("in_place") is not True:
+        return {}
+    told = (service.environment or {}).get("adopted")  # as the node resolved it; the record may name it by a link
+    return {"in_place": True, "environment": told if isinstance(told, str) and told else service.record.get("environment")}
+
+
+def _confirmed(plan_job: Job) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The plan, and params and snapshot of a job that does it. Raises BadInput if there is none, or a finding of it forbids to go on."""
     plan = (plan_job.result or {}).get("plan")
     if plan_job.type != "plan" or plan_job.state != JobState.SUCCEEDED or not plan or plan_job.service is None:
         raise BadInput(f"Job #{plan_job.number} has no finished plan", why=plan_job.reason, hint="Make a new plan")
-    if unknown := sorted(set(options) - {"smoke", "sweep", "purge", "rollback", "preset"}):
-        raise BadInput(f"A redeploy has no option `{unknown[0]}`")
     if stops := [finding for finding in plan.get("findings", []) if finding.get("level") == "stop"]:
         raise BadInput(stops[0].get("title", "The plan has a finding that stops it"), why=stops[0].get("why", ""), hint=stops[0].get("fix", ""))
     asked = plan_job.params
     params = {"plan_job": str(plan_job.id), "plan_hash": plan.get("hash"), "channel": asked.get("channel"), "version": asked.get("version"),
-              "coupling": asked.get("coupling", True), "preset": options.get("preset") or "quick",
-              **{name: bool(options.get(name, True)) for name in ("smoke", "sweep", "purge", "rollback")}}
+              "coupling": asked.get("coupling", True), "mode": asked.get("mode", "full")}
     # The event rather than the row's summary: what was looked at is what is built, even if the summary should be shortened one day
     event = JobEvent.objects.filter(job=plan_job, type="plan.made").order_by("-seq").first()
-    return start(type="redeploy", node=plan_job.node, service=plan_job.service, user=user, idempotency_key=idempotency_key, params=params,
-                 snapshot={"channel": plan_job.envelope["snapshot"]["channel"], "plan": event.data if event else plan})
+    return plan, params, {"channel": plan_job.envelope["snapshot"]["channel"], "plan": event.data if event else plan}
+
+
+def _the_service(job: Job) -> Service:
+    if job.service is None:
+        raise BadInput(f"Job #{job.number} is for no service")
+    return job.service
 
 
 def cancel(job: Job, user: AbstractBaseUser | None) -> Job:
@@ -243,7 +348,8 @@ def _refuse_if_busy(node: Node, lock: str, type: str) -> None:
     if job.state == JobState.LOST:
         hint = f"Its node fell silent. Look at job #{job.number}; an admin can abandon it"
     elif job.is_final:
-        why, hint = "Its rollback failed, so a person has to look first", f"Look at job #{job.number}, then restart the service"
+        repair = "roll the service back" if lock.startswith("env:") else "restart the service"
+        why, hint = "Its rollback failed, so a person has to look first", f"Look at job #{job.number}, then {repair}"
     raise Busy(f"`{what}` is busy: job #{job.number} ({job.type}) is {job.state}", why=why, hint=hint, **job_summary(job))
 
 

@@ -6,6 +6,7 @@ from dashboard.models.accounts import AuditEntry, SignInToken
 from dashboard.models.benchmarks import BenchmarkLevel, BenchmarkRun
 from dashboard.models.jobs import Job, JobEvent, JobLock, JobStep, LockFence
 from dashboard.models.nodes import Channel, Node, Service
+from dashboard.models.shelf import ShelvedPatch
 
 __all__ = ["AuditEntry", "BenchmarkLevel", "BenchmarkRun", "Channel", "Job", "JobEvent", "JobLock", "JobStep", "LockFence", "Node",
-           "Service", "SignInToken"]
+           "Service", "ShelvedPatch", "SignInToken"]

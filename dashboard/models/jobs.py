@@ -39,7 +39,8 @@ class Job(models.Model):
     downtime_s = models.FloatField(null=True)
     downtime_since = models.DateTimeField(null=True)  # while the service does not answer
     practice = models.BooleanField(default=False)
-    result = models.JSONField(default=dict)  # kept by the recorder: plan, findings, warmup, smoke, diagnosis, purge, report, progress
+    result = models.JSONField(default=dict)  # kept by the recorder: see dashboard/projection.py
+    fingerprint = models.JSONField(null=True)  # the last one that the job said: ops/environments/fingerprint.py
 
     class Meta:
         ordering = ["-number"]

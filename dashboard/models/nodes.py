@@ -31,6 +31,10 @@ class Service(models.Model):
     state = models.CharField(max_length=20, default="unknown")  # healthy, starting, stopped, failed, unknown
     status = models.JSONField(default=dict)  # pid, since, release, detail: ops/services ServiceStatus.as_dict()
     packages = models.JSONField(default=dict)  # versions of interest, coupling findings, patched files: ops/agent/telemetry.py
+    environment = models.JSONField(default=dict)  # all that is installed in its live release, with findings: ops/agent/inventory.py
+    releases = models.JSONField(default=list)  # kept releases, newest first: ops/environments/releases.py Release.as_dict()
+    changed = models.JSONField(null=True)  # against the last good start: since, words, differences; null: nothing, or nothing to compare with
+    model = models.JSONField(default=list)  # findings about the model folder: ops/environments/model_folder.py
     practice = models.BooleanField(default=False)
     changed_at = models.DateTimeField(null=True)
 
