@@ -10,7 +10,7 @@ import redis
 from django.db import transaction
 from django.utils import timezone
 
-from dashboard import dispatch, from_a_node
+from dashboard import dispatch, from_a_node, inventories
 from dashboard.models import Channel, Node, Service
 from ops import records
 from ops.jobs import streams
@@ -56,15 +56,17 @@ def apply_announcement(said: dict[str, Any]) -> Node:
     if not records.NAME.match(name):
         raise BadInput(f"`{name[:63]}` is not a node's name")
     practice = bool(said.get("practice"))
-    told = [(records.ServiceRecord.from_dict(one["record"]), one.get("packages") or {}) for one in said.get("services") or []]
+    told = [(records.ServiceRecord.from_dict(one["record"]), one.get("packages") or {}, inventories.fields_of(one))
+            for one in said.get("services") or []]
     channels = [records.Channel.from_dict(one) for one in said.get("channels") or []] if practice else []
     with transaction.atomic():
         node, new = Node.objects.select_for_update().get_or_create(name=name, defaults={"practice": practice})
         node.practice, node.facts, node.announced_at = practice, said.get("facts") or {}, timezone.now()
         node.save(update_fields=["practice", "facts", "announced_at"])
-        for record, packages in told:
-            Service.objects.update_or_create(node=node, name=record.name, defaults={
+        for record, packages, inventory in told:
+            service, _ = Service.objects.update_or_create(node=node, name=record.name, defaults={
                 "record": record.as_dict(), "packages": packages, "practice": practice and record.practice})
+            _keep_inventory(service, inventory)
         for channel in channels:  # real channels are set by an admin; a practice node may not touch them
             if channel.practice and not Channel.objects.filter(name=channel.name, practice=False).exists():
                 Channel.objects.update_or_create(name=channel.name, defaults={"record": channel.as_dict(), "practice": True})
@@ -72,6 +74,14 @@ def apply_announcement(said: dict[str, Any]) -> Node:
         logger.info("node %s has announced itself", name)
         dispatch.announce_change(None, node=name)
     return node
+
+
+def _keep_inventory(service: Service, told: dict[str, Any]) -> None:
+    """Writes what is new: the same is announced every half minute, and it is large."""
+    if fresh := {name: value for name, value in told.items() if getattr(service, name) != value}:
+        for name, value in fresh.items():
+            setattr(service, name, value)
+        service.save(update_fields=list(fresh))
 
 
 def keep_telemetry(client: redis.Redis) -> None:

@@ -1,13 +1,16 @@
 """What an event means for the rows that pages read: the job, its steps, its benchmark runs.
 
 `Job.result` gets, as the job goes on: `plan` (data of plan.made), `findings` (list, data of finding), `warmup` (`phases` as told, then `total_s`,
-`cache`), `smoke` (list, data of smoke.result), `diagnosis`, `purge`, `integrity`, `report` (data of those events), `run_ids` (list of text).
+`cache`), `smoke` (list, data of smoke.result), `diagnosis`, `purge`, `integrity`, `report` (data of those events), `run_ids` (list of text),
+`guards` (`results` as last checked, `applied` by the whole job), `recipe` (data of recipe), `changed` (`since`, `words`: against the last good
+start). `Job.fingerprint` is the last one that the job said. Files put on the patch shelf become rows of their own (`ShelvedPatch`).
 
 Events come in `seq` order and each only once: `recorder.py` sees to it.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import uuid
 from collections.abc import Callable
@@ -18,11 +21,17 @@ from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Greatest
 
-from dashboard.models import BenchmarkLevel, BenchmarkRun, Job, JobLock, JobStep, LockFence
+from dashboard.models import BenchmarkLevel, BenchmarkRun, Job, JobLock, JobStep, LockFence, ShelvedPatch
 from ops.jobs.claim import REPAIRS
 from ops.jobs.events import FINAL_STATES, LOCKING_STATES, Event, EventType, JobState
 
 FINDINGS_KEPT = 500
+GUARDS_KEPT = 500
+WORDS_KEPT = 200
+DEBRIS_KEPT = 200
+DIFF_LENGTH = 256 * 1024  # characters; the node cuts there, too
+FINGERPRINT_BYTES = 1024 * 1024  # some hundred packages are under 50 KB
+CHANGES = ("changed", "extra", "missing")
 LEVEL_COLUMNS = ("output_tok_s", "e2e_mean_s", "e2e_p50_s", "e2e_p99_s", "ttft_p50_ms")
 
 
@@ -50,6 +59,7 @@ class JobProjection:
         self.steps: dict[str, JobStep] = {step.name: step for step in job.steps.all()}
         self.dirty_steps: set[str] = set()
         self.result_dirty = False
+        self.fingerprint_dirty = False
 
     def apply(self, event: Event) -> None:
         """Raises KeyError, TypeError or ValueError on data that does not have the form that `ops/jobs/events.py` promises."""
@@ -67,7 +77,7 @@ class JobProjection:
         job = self.job
         fields = ["last_seq", "state", "reason", "reason_kind", "rollback", "error", "claimed_at", "finished_at", "heartbeat_at", "duration_s",
                   "downtime_s", "downtime_since"]
-        job.save(update_fields=fields + (["result"] if self.result_dirty else []))
+        job.save(update_fields=fields + (["result"] if self.result_dirty else []) + (["fingerprint"] if self.fingerprint_dirty else []))
         for name in self.dirty_steps:
             self.steps[name].save()
         self.dirty_steps.clear()
@@ -220,6 +230,51 @@ class JobProjection:
         self.job.result["warmup"] = {**self.job.result.get("warmup", {}), **data}
         self.result_dirty = True
 
+    # ---- environments ----
+
+    def _shelf_saved(self, data: dict[str, Any], at: datetime) -> None:
+        if self.job.service is None:
+            raise ValueError("a file was put on the shelf of no service")
+        change = data["change"]
+        if change not in CHANGES:
+            raise ValueError(f"no change of a file: {str(change)[:40]!r}")
+        diff, size = data.get("diff"), number(data.get("size_bytes"))
+        diff = diff if isinstance(diff, str) else None
+        known_size = int(size) if size is not None and 0 <= size < 2**63 else None
+        debris = [{"line": one.get("line") if isinstance(one.get("line"), int) else None, "text": text(one.get("text"), 500),
+                   "what": text(one.get("what"), 200)} for one in items(data.get("debris"), DEBRIS_KEPT)]
+        ShelvedPatch.objects.update_or_create(
+            service=self.job.service, folder=named(data["folder"], 200), path=named(data["path"], 1000), defaults={
+                "job": self.job, "package": text(data.get("package"), 200), "version": text(data.get("version"), 120),
+                "release": text(data.get("release"), 200), "change": change, "size_bytes": known_size,
+                "sha256": text(data.get("sha256"), 64), "pristine_sha256": text(data.get("pristine_sha256"), 64),
+                "diff": diff[:DIFF_LENGTH] if diff is not None else None,
+                "diff_cut": data.get("diff_cut") is True or len(diff or "") > DIFF_LENGTH, "debris": debris, "note": text(data.get("note"), 2000),
+                "where": text(data.get("where"), 2000), "saved_at": at, "forgotten_at": None})
+
+    def _shelf_forgotten(self, data: dict[str, Any], at: datetime) -> None:
+        """The row stays, so that it can be seen that there was something; its content goes, as on the node."""
+        ShelvedPatch.objects.filter(service=self.job.service, folder=named(data["folder"], 200), path=named(data["path"], 1000),
+                                    forgotten_at=None).update(forgotten_at=at, diff=None, debris=[])
+
+    def _guards(self, data: dict[str, Any], at: datetime) -> None:
+        applied = [{"file": text(one.get("file"), 1000), "backup": text(one.get("backup"), 2000), "diff": text(one.get("diff"), DIFF_LENGTH)}
+                   for one in items(data.get("applied"), GUARDS_KEPT)]
+        before = (self.job.result.get("guards") or {}).get("applied") or []
+        self.job.result["guards"] = {"results": items(data.get("results"), GUARDS_KEPT), "applied": [*before, *applied][:GUARDS_KEPT]}
+        self.result_dirty = True
+
+    def _fingerprint(self, data: dict[str, Any], at: datetime) -> None:
+        told = data["fingerprint"]
+        if not isinstance(told, dict) or len(json.dumps(told)) > FINGERPRINT_BYTES:
+            raise ValueError(f"no fingerprint: {type(told).__name__}")
+        self.job.fingerprint = told
+        self.fingerprint_dirty = True
+        words = data.get("changed")
+        if isinstance(words, list):
+            self.job.result["changed"] = {"since": number(data.get("since")), "words": [text(one, 500) for one in words[:WORDS_KEPT]]}
+            self.result_dirty = True
+
     # ---- benchmark runs ----
 
     def _sweep_started(self, data: dict[str, Any], at: datetime) -> None:
@@ -271,6 +326,23 @@ def number(value: Any) -> float | None:
     return float(value)
 
 
+def text(value: Any, length: int) -> str:
+    """What was told as text, cut; "" for what is no text."""
+    return value[:length] if isinstance(value, str) else ""
+
+
+def named(value: Any, length: int) -> str:
+    """A name that identifies something: a cut one would be another. Raises ValueError on what is none."""
+    if not isinstance(value, str) or not 0 < len(value) <= length:
+        raise ValueError(f"no name: {str(value)[:60]!r}")
+    return value
+
+
+def items(value: Any, most: int) -> list[dict[str, Any]]:
+    """The objects of what should be a list of objects, at most so many."""
+    return [one for one in value if isinstance(one, dict)][:most] if isinstance(value, list) else []
+
+
 def _keeps(key: str) -> Callable[[JobProjection, dict[str, Any], datetime], None]:
     def keep(projection: JobProjection, data: dict[str, Any], at: datetime) -> None:
         projection.job.result[key] = data
@@ -301,6 +373,11 @@ _HANDLERS: dict[str, Callable[[JobProjection, dict[str, Any], datetime], None]] 
     EventType.SWEEP_FINISHED: JobProjection._sweep_finished,
     EventType.DIAGNOSIS: _keeps("diagnosis"),
     EventType.INTEGRITY: _keeps("integrity"),
+    EventType.SHELF_SAVED: JobProjection._shelf_saved,
+    EventType.SHELF_FORGOTTEN: JobProjection._shelf_forgotten,
+    EventType.GUARDS: JobProjection._guards,
+    EventType.FINGERPRINT: JobProjection._fingerprint,
+    EventType.RECIPE: _keeps("recipe"),
     EventType.PURGE_RESULT: _keeps("purge"),
     EventType.REPORT: _keeps("report"),
 }

@@ -22,6 +22,13 @@ class Node(models.Model):
         return self.name
 
 
+class Services(models.Manager["Service"]):
+    """Leaves out what only a service's own pages show: the packages of one environment are some 60 KB, read when they are asked for."""
+
+    def get_queryset(self) -> models.QuerySet[Service]:
+        return super().get_queryset().defer("environment")
+
+
 class Service(models.Model):
     """One vLLM server on a node. `record` is ops.records.ServiceRecord as JSON; `packages` what its release holds."""
 
@@ -37,6 +44,8 @@ class Service(models.Model):
     model = models.JSONField(default=list)  # findings about the model folder: ops/environments/model_folder.py
     practice = models.BooleanField(default=False)
     changed_at = models.DateTimeField(null=True)
+
+    objects = Services()
 
     class Meta:
         ordering = ["node__name", "name"]
