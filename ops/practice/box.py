@@ -1,6 +1,6 @@
 """The practice box: a whole little GPU server to try things on, made in a folder, and put back to its first day on demand.
 
-    <root>/box.json      speed, port, faults: read by the practice server when it starts
+    <root>/box.json      speed, port, faults: read by the practice server when it starts; in_place, whether the box is changed where it lies
     <root>/ready.json    written last by `set_up` and `reset`; without it the next `set_up` builds everything anew
     <root>/wheelhouse/   the practice wheels: what the channel `practice` installs from
     <root>/models/       the model folder
@@ -8,6 +8,7 @@
     <root>/gpus/         simulated GPU memory: holder files of running servers
     <root>/cache/        compiled graphs
     <root>/uv-cache/     uv's cache for the first release
+    <root>/environment/  only of a box that is changed in place: what its releases are links to
 
 The node's own folders (services/kimi-k25, services.d, node.toml) are those of the `NodePaths` given. Everything but the numbers is
 real: wheels, environments, processes, files.
@@ -48,18 +49,24 @@ FAULTS = frozenset({"crash_at", "stall_at", "leave_worker", "ignore_sigterm", "g
 
 _READY = "ready.json"
 _SETTINGS = "box.json"
+_DEFAULTS: dict[str, Any] = {"speed": 1.0, "port": None, "faults": {}, "in_place": False}
 
 
-def set_up(paths: NodePaths, root: Path, *, speed: float = 1.0, port: int) -> ServiceRecord:
+def set_up(paths: NodePaths, root: Path, *, speed: float = 1.0, port: int, in_place: bool | None = None) -> ServiceRecord:
     """Makes the practice box, or finds it: gives its service's record. Starts nothing.
 
     A box that is there stays as it is, whatever was redeployed in it, except for wheels of an older Roundhouse, `speed` and `port`. A half-made
-    one is made anew. Raises BadInput for a speed or port that cannot be, OpsError where a folder cannot be written or uv fails.
+    one is made anew, and so is one that is to be `in_place` and was not (None: as it was): its service's environment may not move then, as where
+    people have adopted one. Raises BadInput for a speed or port that cannot be, OpsError where a folder cannot be written or uv fails.
     """
     root = root.resolve()
     paths.make()
     with _locked(root):
-        write_settings(root, speed=speed, port=port)
+        before = settings(root)["in_place"] if (root / _SETTINGS).exists() else False
+        in_place = before if in_place is None else in_place
+        if in_place != before:
+            (root / _READY).unlink(missing_ok=True)
+        write_settings(root, speed=speed, port=port, in_place=in_place)
         wheelhouse = wheels.build(root / "wheelhouse")
         if not _is_whole(paths, root):
             _build(paths, root, wheelhouse)
@@ -88,7 +95,7 @@ def reset(paths: NodePaths, root: Path) -> ServiceRecord:
 
 
 def settings(root: Path) -> dict[str, Any]:
-    """`speed`, `port` and `faults` of the box. Raises OpsError if there is no box in `root`."""
+    """`speed`, `port`, `faults` and `in_place` of the box. Raises OpsError if there is no box in `root`."""
     path = Path(root) / _SETTINGS
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
@@ -97,17 +104,17 @@ def settings(root: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise OpsError(f"The practice box's settings `{path}` cannot be read", why=str(error),
                        hint="Move the file away: defaults are written anew") from error
-    return {"speed": 1.0, "port": None, "faults": {}, **known}
+    return {**_DEFAULTS, **known}
 
 
 def write_settings(root: Path, **changes: Any) -> dict[str, Any]:
-    """Changes some of `speed`, `port`, `faults` and gives all. A running server has read them at its start. Raises BadInput."""
+    """Changes some of the settings and gives all. A running server has read them at its start. Raises BadInput."""
     try:
         known = settings(root)
     except OpsError:
         if (Path(root) / _SETTINGS).exists():
             raise
-        known = {"speed": 1.0, "port": None, "faults": {}}
+        known = dict(_DEFAULTS)
     if unknown := sorted(set(changes) - set(known)):
         raise BadInput(f"The practice box has no setting `{unknown[0]}`", hint=f"Known: {', '.join(sorted(known))}")
     changed = known | changes
@@ -132,10 +139,12 @@ def _record(paths: NodePaths, root: Path, port: int) -> ServiceRecord:
     flags = ["--served-model-name", model_folder.NAME, "--host", "127.0.0.1", "--port", str(port), "--tensor-parallel-size", "8",
              "--max-model-len", "131072", "--gpu-memory-utilization", "0.92", "--trust-remote-code", "--disable-custom-all-reduce",
              "--reasoning-parser", "kimi_k2", "--enable-auto-tool-choice", "--tool-call-parser", "kimi_k2"]
+    in_place = (root / _SETTINGS).exists() and bool(settings(root)["in_place"])
     return ServiceRecord(
         name=SERVICE, manager="process", root=str(paths.services / SERVICE), model_path=str(root / "models" / model_folder.NAME),
         served_model_name=model_folder.NAME, base_url=f"http://127.0.0.1:{port}", flags=flags, env={"PRACTICE_BOX": str(root)}, gpus=list(range(8)),
         guards=[dict(guard) for guard in model_folder.GUARDS], artifact_roots=[str(root / "tmp")], target_tok_s=[40.0, 50.0], practice=True,
+        environment=str(root / "environment") if in_place else "", in_place=in_place,
     )
 
 
@@ -153,14 +162,44 @@ def _build(paths: NodePaths, root: Path, wheelhouse: wheels.Wheelhouse) -> None:
     leftovers.write(root / "tmp")
     shutil.rmtree(root / "cache", ignore_errors=True)
     (root / "gpus").mkdir(mode=0o755, exist_ok=True)
-    release = _first_release(record, root, wheelhouse)
-    _switch_and_tidy(record, release)
+    if record.in_place:
+        _first_environment(record, root, wheelhouse)
+    else:
+        release = _first_release(record, root, wheelhouse)
+        _switch_and_tidy(record, release)
+        for folder in _environments(root):
+            shutil.rmtree(folder)
+
+
+def _environments(root: Path) -> list[Path]:
+    """The environment of a box that is changed in place, and the copies of it that redeploys made."""
+    return sorted(folder for folder in root.glob("environment*") if folder.name == "environment" or folder.name.startswith("environment.roundhouse-"))
+
+
+def _first_environment(record: ServiceRecord, root: Path, wheelhouse: wheels.Wheelhouse) -> None:
+    """A box that is changed in place: an environment that was there before Roundhouse, adopted. Releases of another day go."""
+    from ops.environments import releases
+    from ops.services import state
+
+    environment = Path(record.environment)
+    for old in [*_environments(root), record.releases]:
+        if old.exists():
+            shutil.rmtree(old)
+    record.current.unlink(missing_ok=True)
+    _install(environment, root, wheelhouse)
+    (environment / releases.LOCK_FILE).unlink()  # whoever made it by hand left none
+    release = releases.adopt(record)
+
+    def first_day(known: dict[str, Any]) -> None:
+        known.pop("previous", None)
+        known["last_good"] = release.name
+
+    state.change(record, first_day)
 
 
 def _first_release(record: ServiceRecord, root: Path, wheelhouse: wheels.Wheelhouse) -> Path:
     """Builds the first release with real uv, patches it, and gives its folder."""
-    from ops.environments import packages, releases
-    from ops.environments.uv import Uv
+    from ops.environments import releases
 
     version = FIRST_RELEASE["vllm"] + wheels.SUFFIX
     name = stem = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{version}"
@@ -171,16 +210,25 @@ def _first_release(record: ServiceRecord, root: Path, wheelhouse: wheels.Wheelho
     release = record.releases / name
     release.mkdir(mode=0o755, parents=True)
     (release / releases.MARKER).write_text(json.dumps({"plan": None, "job": None, "since": time.time()}) + "\n")
-    lock = release / releases.LOCK_FILE
-    lock.write_text("".join(_locked_line(wheelhouse, name, version) for name, version in sorted(FIRST_RELEASE.items())))
-    uv = Uv(cache=root / "uv-cache")
-    uv.venv(release, python=sys.executable)
-    uv.install(release, lock, channel(root))
-    hand_patches.apply(packages.site_packages(release)[0])
+    _install(release, root, wheelhouse)
     releases.write_manifest(record, release, channel=channel(root).as_dict(), verified=True,
                             note="The practice box's first release; patched by hand since")
     (release / releases.MARKER).unlink()
     return release
+
+
+def _install(environment: Path, root: Path, wheelhouse: wheels.Wheelhouse) -> None:
+    """The first day's packages, and what somebody had typed into them since."""
+    from ops.environments import packages, releases
+    from ops.environments.uv import Uv
+
+    environment.mkdir(mode=0o755, parents=True, exist_ok=True)
+    lock = environment / releases.LOCK_FILE
+    lock.write_text("".join(_locked_line(wheelhouse, name, version) for name, version in sorted(FIRST_RELEASE.items())))
+    uv = Uv(cache=root / "uv-cache")
+    uv.venv(environment, python=sys.executable)
+    uv.install(environment, lock, channel(root))
+    hand_patches.apply(packages.site_packages(environment)[0])
 
 
 def _locked_line(wheelhouse: wheels.Wheelhouse, name: str, version: str) -> str:
@@ -202,7 +250,11 @@ def _switch_and_tidy(record: ServiceRecord, release: Path) -> None:
 
     state.change(record, first_day)
     for other in record.releases.iterdir():
-        if other.name != release.name:
+        if other.name == release.name:
+            continue
+        if other.is_symlink() or not other.is_dir():  # of an adopted environment
+            other.unlink()
+        else:
             shutil.rmtree(other)
 
 
@@ -213,7 +265,7 @@ def _announce(paths: NodePaths, root: Path, record: ServiceRecord) -> None:
     limits: dict[str, Any] = {
         "name": NODE, "practice": True, "gpu_source": "practice", "practice_root": str(root),
         "service_roots": [str(paths.services)], "model_roots": [str(root / "models")], "wheelhouse_roots": [str(root / "wheelhouse")],
-        "artifact_roots": [str(root / "tmp")], "index_urls": [], "units": [],
+        "artifact_roots": [str(root / "tmp")], "environment_roots": [str(root)] if record.in_place else [], "index_urls": [], "units": [],
     }
     _write_text(paths.node_toml, "# The practice node's own limits, written by Roundhouse.\n" + tomli_w.dumps(limits))
     launch.write(record)

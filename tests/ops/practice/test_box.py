@@ -109,7 +109,7 @@ def test_set_up_with_another_port_moves_the_service_there(own_box: PracticeBox) 
     record = box.set_up(own_box.paths, own_box.root, speed=3.0, port=18997)
     assert record.base_url == "http://127.0.0.1:18997"
     assert json.loads((record.folder / "launch.json").read_text())["flags"] == record.flags
-    assert box.settings(own_box.root) == {"speed": 3.0, "port": 18997, "faults": {}}
+    assert box.settings(own_box.root) == {"speed": 3.0, "port": 18997, "faults": {}, "in_place": False}
 
 
 def test_reset_brings_the_first_day_back(own_box: PracticeBox) -> None:
@@ -157,6 +157,32 @@ def test_a_half_made_box_is_made_anew(own_box: PracticeBox) -> None:
     assert_first_day(own_box)
 
 
+def test_a_box_in_place_is_an_adopted_environment_that_may_not_move(tmp_path: Path) -> None:
+    paths, root = NodePaths(tmp_path / "node"), tmp_path / "box"
+    record = box.set_up(paths, root, speed=1.0, port=18998, in_place=True)
+    assert (record.in_place, record.environment) == (True, str(root / "environment"))
+    assert record.current.resolve() == root / "environment"
+    assert [release.name for release in releases.listing(record)] == ["adopted"]
+    assert state.last_good(record) == "adopted"
+    assert len(integrity.check(root / "environment").changed) == len(hand_patches.PATCHES)
+    assert integrity.check(root / "environment").extra == []
+    config = NodeConfig.load(paths.node_toml)
+    config.require_inside(record.environment, config.environment_roots, "environment")
+    assert box.set_up(paths, root, speed=1.0, port=18998) == record  # it stays so until somebody says otherwise
+    assert box.reset(paths, root) == record
+    assert [release.name for release in releases.listing(record)] == ["adopted"]
+
+
+def test_a_box_goes_from_in_place_to_beside_and_back(own_box: PracticeBox) -> None:
+    before = own_box.record
+    in_place = box.set_up(own_box.paths, own_box.root, speed=1.0, port=18998, in_place=True)
+    assert in_place.current.resolve() == own_box.root / "environment"
+    (own_box.root / "environment.roundhouse-20260101-000000-old").mkdir()
+    assert box.set_up(own_box.paths, own_box.root, speed=1.0, port=18998, in_place=False) == before
+    assert_first_day(own_box)
+    assert list(own_box.root.glob("environment*")) == []
+
+
 @pytest.mark.parametrize(("changes", "words"), [
     ({"speed": 0}, "speed"), ({"port": 70000}, "no port"), ({"faults": {"explode": True}}, "no fault `explode`"),
     ({"colour": 1}, "no setting `colour`"),
@@ -170,7 +196,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path, changes: dict[str, 
 def test_settings_change_one_by_one(tmp_path: Path) -> None:
     box.write_settings(tmp_path, speed=20)
     box.write_settings(tmp_path, faults={"crash_at": "load"})
-    assert box.settings(tmp_path) == {"speed": 20, "port": None, "faults": {"crash_at": "load"}}
+    assert box.settings(tmp_path) == {"speed": 20, "port": None, "faults": {"crash_at": "load"}, "in_place": False}
 
 
 def test_a_folder_without_a_box_has_no_settings(tmp_path: Path) -> None:
