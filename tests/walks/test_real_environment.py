@@ -24,8 +24,9 @@ from tests.fakes.wheels import make_wheel
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-FROM_THE_INDEX = ["apache-tvm-ffi==0.1.6", "click", "einops", "filelock", "jinja2", "ninja", "numpy", "nvidia-ml-py", "packaging>=24.2", "requests", "tabulate",
-                  "tqdm"]  # what flashinfer-python 0.6.4 needs, without CUDA's own libraries
+# what flashinfer-python 0.6.4 needs, without CUDA's own libraries
+FROM_THE_INDEX = ["apache-tvm-ffi==0.1.6", "click", "einops", "filelock", "jinja2", "ninja", "numpy", "nvidia-ml-py", "packaging>=24.2", "requests",
+                  "tabulate", "tqdm"]
 CUDA_ONLY = {"nvidia-cudnn-frontend": "1.18.0", "nvidia-cutlass-dsl": "4.4.0"}  # needed by name; `import flashinfer` does without them
 
 
