@@ -2,43 +2,45 @@
 
 Changed, missing and extra files are patches (or debris of them): nobody can tell a model bug from a patch without this list.
 All content is hashed: sizes miss edits of the same length, and mtimes and inodes lie (uv keeps both when it reinstalls from its
-cache). Measured with a warm page cache: 2 threads and 64 chunks hash 1.16 GB/s on 2 cores, a task per file half of that.
+cache). A few processes hash (`hashing`) while this one looks for files that no RECORD names; benchmarks/integrity_speed.py holds
+it against `openssl`.
 
 Paths are text here: building a `Path` for each of 30,000 files costs more than hashing the small ones.
 """
-# ruff: noqa: PTH113, PTH118, PTH119, PTH120
+# ruff: noqa: PTH113, PTH114, PTH118, PTH119, PTH120
 
 from __future__ import annotations
 
-import base64
 import csv
 import hashlib
 import io
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from ops.environments import packages
+from ops.environments import hash_worker, packages
+from ops.environments.hashing import Hashing
 from ops.environments.packages import Distribution, EnvironmentPackages
 
-CHUNKS = 64
-THREADS = 2
-BLOCK = 1024 * 1024
-RECORD_LIMIT = 64 * 1024 * 1024  # bytes; torch's RECORD has 1.5 MB
-HASHES = {"sha256": 32, "sha384": 48, "sha512": 64}
+LARGE_LISTS = 256 * 1024  # bytes of RECORDs (some 2,500 files) from which on processes are started before the lists are read
+HASHES = hashlib.algorithms_guaranteed - {"shake_128", "shake_256"}  # wheels use sha256; what installers once wrote had md5 too
 LISTED = 200  # findings of a kind in as_dict; the rest is a count
 
-# Installers write these, and rewrite them when they touch the package; they hold no code.
+# Installers write these beside what the wheel has; where RECORD does not list one, it is no stray.
 _INSTALLER_FILES = {"RECORD", "RECORD.jws", "RECORD.p7s", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"}
-# What venv, virtualenv and uv put into bin/ themselves.
-_BIN_PREFIXES = ("python", "pypy", "activate", "Activate.ps1", "deactivate", "pydoc.bat")
-_CACHED = (".pyc", ".nbi", ".nbc")  # compiled from a source beside __pycache__: by Python, by numba
+# What venv, virtualenv and uv put into bin/ themselves (Python 3.14's venv has a `𝜋thon`).
+_BIN = re.compile(r"(python|pypy|graalpy|𝜋thon)(\d+(\.\d+)?t?)?(-config)?|(de)?activate(\.(bat|csh|fish|nu|ps1|xsh))?|activate_this\.py|"
+                  r"Activate\.ps1|pydoc\.bat")
+_COMPILED = re.compile(r"(?P<module>.+)\.[a-z]+-?\d+[a-z]*(\.opt-\w+)?(-pytest-[\w.]+)?\.pyc(?P<half>\.\d+)?")  # .N: Python is just writing it
+_NUMBA = (".nbi", ".nbc")  # numba's cache beside Python's: <file>-<line>.py311.nbi
+_EDITABLE_BY_PATH = "easy-install.pth"  # setuptools before 64 names the folders of editable installs in it, pip listed it nowhere
+_PLAIN = re.compile(r"(?!/)(?!.*(//|/\.|\.\.|\0))(?!\./).+[^/]", re.DOTALL)  # a path that needs no normalizing
 
 Progress = Callable[[int, int], None]  # files done, files in all
 
@@ -47,7 +49,8 @@ Progress = Callable[[int, int], None]  # files done, files in all
 class FileFinding:
     """One file that is not as installed. `path` is relative to the environment; `package` is "" where no distribution owns it.
 
-    `change`: "changed", "missing" or "extra". `sha256` is the file's content now (hex), None if missing or not hashed.
+    `change`: "changed", "missing" or "extra". `sha256` is the file's content now (hex), None if missing or not hashed. `mtime`: when
+    its content was last written (seconds since the epoch, as the file says), None if it is missing or was not opened.
     """
 
     package: str
@@ -57,10 +60,11 @@ class FileFinding:
     size_bytes: int | None = None
     expected: str | None = None  # what RECORD says: "sha256=<urlsafe base64>"
     note: str = ""
+    mtime: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return {"package": self.package, "path": self.path, "change": self.change, "sha256": self.sha256, "size_bytes": self.size_bytes,
-                "note": self.note}
+        return {"package": self.package, "path": shown(self.path), "change": self.change, "sha256": self.sha256, "size_bytes": self.size_bytes,
+                "note": self.note, "mtime": self.mtime}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +94,9 @@ class IntegrityReport:
         """SHA-256 over all findings with their content: the same patches give the same digest."""
         total = hashlib.sha256()
         for finding in sorted(self.findings, key=lambda f: (f.path, f.change)):
-            total.update(f"{finding.change}\0{finding.path}\0{finding.sha256}\n".encode())
+            total.update(f"{finding.change}\0{finding.path}\0{finding.sha256}\n".encode(errors="surrogateescape"))
         for problem in sorted(self.problems):
-            total.update(f"problem\0{problem}\n".encode())
+            total.update(f"problem\0{problem}\n".encode(errors="surrogateescape"))
         return total.hexdigest()
 
     def as_dict(self, limit: int = LISTED) -> dict[str, Any]:
@@ -106,55 +110,72 @@ class IntegrityReport:
             "problems": self.problems[:limit],
         }
 
+    def as_plain(self) -> dict[str, Any]:
+        """The command line's JSON: every finding, as its path relative to the environment. `problems`: what could not be checked, in words."""
+        return {"distributions": self.distributions, "files": self.checked_files, "changed": [shown(found.path) for found in self.changed],
+                "missing": [shown(found.path) for found in self.missing], "extra": [shown(found.path) for found in self.extra],
+                "problems": list(self.problems)}
+
+
+def shown(path: str) -> str:
+    """The path as text that every page and database can hold: bytes that are no UTF-8, and NUL, are replaced."""
+    return os.fsencode(path).decode(errors="replace").replace("\0", "\ufffd")
+
+
+def newer_than(report: IntegrityReport, started_at: float) -> set[str]:
+    """Paths of changed and extra files that were written after a process had started (seconds since the epoch): not what is running.
+
+    By mtime, which an editor sets and a hard link does not; a file that was put there with an older mtime is not seen.
+    """
+    return {found.path for found in report.findings if found.mtime is not None and found.mtime > started_at}
+
 
 @dataclass(slots=True)
 class _Listed:
-    """One row of a RECORD. `key` is the path relative to the environment's real root.
+    """One row of a RECORD; `hashed` is what it says as (algorithm, expected).
 
     `others`: what further RECORDs say of the same file. Namespace packages and duplicates share files; the last one installed wins.
     """
 
     package: str
-    key: str
-    absolute: str
-    algorithm: str
-    expected: str
+    hashed: tuple[str, str]
     size: int
-    others: list[tuple[str, str]] = field(default_factory=list)
+    others: list[tuple[str, str]] | None = None
 
 
 def check(env: Path | str, *, progress: Progress | None = None, only: Iterable[str] | None = None) -> IntegrityReport:
     """Holds the environment at `env` against its RECORDs. Raises BadInput if it is no environment.
 
-    `only`: names of distributions to look at; extra files are then those inside of their own top-level folders.
+    `only`: names of distributions to look at; extra files are then those inside of their own folders.
     `progress` is called in the calling thread, about 64 times; what it raises (a cancelled job) ends the check.
     """
     installed = packages.read(env)
-    wanted = None if only is None else {canonicalize_name(name) for name in only}
-    root = Path(os.path.realpath(installed.path))
+    wanted = None if only is None else {str(canonicalize_name(name)) for name in only}
+    everything = [*installed.distributions.values(), *installed.duplicates]
+    chosen = [found for found in everything if wanted is None or found.name in wanted]
+    root = os.path.realpath(installed.path)
     problems: list[str] = list(installed.problems) if wanted is None else []
-    listed: dict[str, _Listed] = {}
-    unlisted_tops: set[str] = set()
-    chosen = [found for found in (*installed.distributions.values(), *installed.duplicates) if wanted is None or found.name in wanted]
-    for distribution in (*installed.distributions.values(), *installed.duplicates):
-        listing = _read_record(distribution, root, problems if wanted is None or distribution.name in wanted else [])
-        if listing is None:
-            unlisted_tops |= _top_levels(distribution)
-            continue
-        for row in listing:
-            first = listed.setdefault(row.key, row)
-            if first is not row:
-                first.others.append((row.algorithm, row.expected))
-                if wanted is not None and distribution.name in wanted:
-                    first.package = distribution.name
-    names = {found.name for found in chosen}
-    rows_to_check = [row for row in listed.values() if row.package in names]
-    changed, missing, unhashed, size = _hash_all(rows_to_check, progress, problems)
-    extra = list(_extra(installed, root, listed, unlisted_tops, names if wanted is not None else None))
+    with Hashing() as hashing:
+        if sum(_size_of_record(found) for found in chosen) > LARGE_LISTS:
+            hashing.start()
+        lists = _Lists(root, problems, wanted)
+        for distribution in everything:
+            lists.add(distribution)
+        names = {found.name for found in chosen}
+        keys = [key for key, row in lists.files.items() if row.package in names]
+        result = _Result(root, lists.files, keys, problems, progress)
+        result.queue(hashing)
+        strays = []
+        for stray in _strays(installed, root, lists, names if wanted is not None else None, problems):
+            strays.append(stray)
+            result.take(hashing, wait=False)
+        result.take(hashing, wait=True)
+        result.tell_unreadable()
+        extra = _hash_strays(hashing, root, strays)
     order = lambda finding: finding.path  # noqa: E731
     return IntegrityReport(
-        path=installed.path, distributions=len(chosen), checked_files=len(rows_to_check), checked_bytes=size, unhashed=unhashed,
-        changed=sorted(changed, key=order), missing=sorted(missing, key=order), extra=sorted(extra, key=order), problems=problems)
+        path=installed.path, distributions=len(chosen), checked_files=len(keys), checked_bytes=result.bytes, unhashed=result.unhashed,
+        changed=sorted(result.changed, key=order), missing=sorted(result.missing, key=order), extra=sorted(extra, key=order), problems=problems)
 
 
 def rows(distribution: Distribution) -> list[tuple[str, str]]:
@@ -165,264 +186,374 @@ def rows(distribution: Distribution) -> list[tuple[str, str]]:
         return []
 
 
+# The lists
+
+
 def _csv(distribution: Distribution) -> list[list[str]]:
-    return list(csv.reader(io.StringIO(distribution.record.read_bytes().decode("utf-8"), newline="")))
+    content = packages.content(distribution.record, packages.RECORD_LIMIT + 1)
+    if len(content) > packages.RECORD_LIMIT:
+        raise OSError(0, f"it has more than {packages.RECORD_LIMIT:,} bytes")
+    return list(csv.reader(io.StringIO(content.decode("utf-8"), newline="")))
 
 
-def _read_record(distribution: Distribution, root: Path, problems: list[str]) -> list[_Listed] | None:
-    """The rows that lie in the environment; None if there is no RECORD to read (told in `problems`)."""
+def _size_of_record(distribution: Distribution) -> int:
     try:
-        state = distribution.record.stat()
-        if not stat.S_ISREG(state.st_mode) or state.st_size > RECORD_LIMIT:
-            problems.append(f"The RECORD of `{distribution.name}` is no file of a usual size: its files cannot be checked")
+        return os.stat(distribution.record).st_size  # noqa: PTH116
+    except OSError:  # told when it is read
+        return 0
+
+
+class _Lists:
+    """What all RECORDs say. `files`: path relative to the environment's real root -> row; `unlisted`: what distributions without one may own."""
+
+    def __init__(self, root: str, problems: list[str], wanted: set[str] | None) -> None:
+        self.root, self.problems, self.wanted = root, problems, wanted
+        self.files: dict[str, _Listed] = {}
+        self.unlisted: set[str] = set()
+        self._inside = f"{root}{os.sep}"
+        self._real: dict[str, str] = {}
+
+    def add(self, distribution: Distribution) -> None:
+        """Takes a distribution's rows that lie in the environment; what cannot be read is told in `problems`."""
+        told = self.wanted is None or distribution.name in self.wanted
+        problems = self.problems if told else []
+        lines = self._lines(distribution, problems)
+        if lines is None:
+            self.unlisted |= _top_levels(distribution)
+            return
+        library = os.path.realpath(distribution.location.parent)
+        prefix = library[len(self._inside):] + os.sep if library.startswith(self._inside) else None
+        name, files, plain = distribution.name, self.files, _PLAIN.fullmatch
+        outside = []
+        for line in lines:
+            if not line or not line[0]:
+                continue
+            path = line[0]
+            key = prefix + path if prefix is not None and plain(path) else self._key(library, path)
+            if key is None:
+                outside.append(path)
+                continue
+            algorithm, _, expected = (line[1] if len(line) > 1 else "").partition("=")
+            hashed = (algorithm if algorithm == "sha256" else algorithm.lower(), expected.rstrip("="))
+            size = int(line[2]) if len(line) > 2 and line[2].isdecimal() and len(line[2]) < 16 else 0
+            known = files.get(key)
+            if known is None:
+                files[key] = _Listed(name, hashed, size)
+                continue
+            known.others = [*(known.others or []), hashed]
+            if self.wanted is not None and told:
+                known.package = name
+        for path in outside[:5]:
+            problems.append(f"The RECORD of `{name}` names a file outside of the environment: `{shown(path[:200])}`")
+        if len(outside) > 5:
+            problems.append(f"The RECORD of `{name}` names {len(outside) - 5:,} more files outside of the environment")
+
+    def _lines(self, distribution: Distribution, problems: list[str]) -> list[list[str]] | None:
+        try:
+            return _csv(distribution)
+        except FileNotFoundError:
+            problems.append(f"`{distribution.name}` {distribution.version} has no RECORD: its files cannot be checked")
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            problems.append(f"The RECORD of `{distribution.name}` cannot be read: {why}; its files cannot be checked")
+        return None
+
+    def _key(self, library: str, path: str) -> str | None:
+        """The path relative to the root, or None where it lies outside. `lib64` may be a link to `lib`: folders of the way up are resolved."""
+        if "\0" in path:
             return None
-        lines = _csv(distribution)
-    except FileNotFoundError:
-        problems.append(f"`{distribution.name}` {distribution.version} has no RECORD: its files cannot be checked")
-        return None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        problems.append(f"The RECORD of `{distribution.name}` cannot be read: {error}")
-        return None
-    library = os.path.realpath(distribution.location.parent)
-    found = []
-    inside = f"{root}{os.sep}"
-    for row in lines:
-        if not row or not row[0]:
-            continue
-        absolute = os.path.normpath(os.path.join(library, row[0]))
-        if not absolute.startswith(inside) or "\0" in row[0]:
-            problems.append(f"The RECORD of `{distribution.name}` names a file outside of the environment: `{row[0][:200]}`")
-            continue
-        algorithm, _, expected = (row[1] if len(row) > 1 else "").partition("=")
-        size = int(row[2]) if len(row) > 2 and row[2].isdecimal() else 0
-        found.append(_Listed(distribution.name, absolute[len(inside):], absolute, algorithm.lower(), expected, size))
-    return found
+        folder, name = os.path.split(os.path.normpath(os.path.join(library, path)))
+        if folder not in self._real:
+            self._real[folder] = _resolved(self.root, folder)
+        absolute = os.path.join(self._real[folder], name)
+        return absolute[len(self._inside):] if absolute.startswith(self._inside) and name else None
+
+
+def _resolved(root: str, folder: str) -> str:
+    """The folder, with `lib64` as the `lib` that it links to; no other link is followed, so a linked folder shows as what it is."""
+    lib64 = f"{root}{os.sep}lib64"
+    if (folder == lib64 or folder.startswith(lib64 + os.sep)) and os.path.islink(lib64):
+        target = os.path.realpath(lib64)
+        if target.startswith(root + os.sep):
+            return target + folder[len(lib64):]
+    return folder
 
 
 def _top_levels(distribution: Distribution) -> set[str]:
     """What a distribution without RECORD owns at the root of site-packages, and scripts ("bin/NAME"), as far as it tells."""
-    try:
-        names = (distribution.location / "top_level.txt").read_text(errors="replace").split()
-    except OSError:
-        names = [distribution.name.replace("-", "_")]
-    try:
-        lines = (distribution.location / "entry_points.txt").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
+    names = _words(distribution.location / "top_level.txt") or [distribution.name.replace("-", "_")]
+    lines = _text(distribution.location / "entry_points.txt").splitlines()
     scripts = {f"bin/{line.partition('=')[0].strip()}" for line in lines if "=" in line}
     return {*names, *(f"{name}.py" for name in names), distribution.location.name, *scripts}
+
+
+def _words(path: Path) -> list[str]:
+    return _text(path).split()
+
+
+def _text(path: Path) -> str:
+    """A small optional file; "" where there is none to read."""
+    try:
+        return packages.content(path, 1_000_000).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 # Hashing
 
 
-def _hash_all(rows: list[_Listed], progress: Progress | None,
-              problems: list[str]) -> tuple[list[FileFinding], list[FileFinding], int, int]:
-    changed: list[FileFinding] = []
-    missing: list[FileFinding] = []
-    unhashed = done_files = done_bytes = 0
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="integrity") as pool:
-        futures = [pool.submit(_hash_chunk, chunk) for chunk in _chunks(rows)]
+class _Result:
+    """Collects what the listed files turned out to be."""
+
+    def __init__(self, root: str, files: dict[str, _Listed], keys: list[str], problems: list[str], progress: Progress | None) -> None:
+        self.root, self.files, self.keys, self.problems, self.progress = root, files, keys, problems, progress
+        self.changed: list[FileFinding] = []
+        self.missing: list[FileFinding] = []
+        self.unhashed = self.bytes = self.done = 0
+        self._unreadable: dict[tuple[str, str], list[str]] = {}
+
+    def queue(self, hashing: Hashing) -> None:
+        inside = f"{self.root}{os.sep}"
+        rows, sizes = [], []
+        for key in self.keys:
+            row = self.files[key]
+            algorithm, expected = row.hashed
+            if expected and algorithm not in HASHES:
+                self.problems.append(f"`{shown(key)}` is listed with an unknown hash, `{algorithm[:20]}`")
+                expected = ""
+            if not expected:
+                self.unhashed += 1
+            rows.append((inside + key, algorithm, expected))
+            sizes.append(row.size if expected else 0)
+        hashing.add(rows, sizes)
+
+    def take(self, hashing: Hashing, *, wait: bool) -> None:
+        """Takes the answers that are there, with `wait` all of them."""
+        for indexes, answer in hashing.answers(wait=wait):
+            self.bytes += answer["bytes"]
+            self.done += len(indexes)
+            for place, what, sha256, size, mtime, why in answer["differ"]:
+                self._add(self.keys[indexes[place]], what, sha256, size, mtime, why)
+            if self.progress:
+                self.progress(self.done, len(self.keys))
+
+    def _add(self, key: str, what: str, sha256: str | None, size: int | None, mtime: float | None, why: str) -> None:
+        row = self.files[key]
+        algorithm, expected = row.hashed
+        told = f"{algorithm}={expected}" if expected else None
+        if what == "unreadable":
+            self._unreadable.setdefault((row.package, why), []).append(key)
+        elif what == "missing":
+            # Python makes compiled files again, and an installer lists those that it made
+            if not (not expected and f"{os.sep}__pycache__{os.sep}" in key):
+                self.missing.append(FileFinding(row.package, key, "missing", expected=told))
+        elif not (sha256 and row.others and self._fits_another(key, row.others)):
+            self.changed.append(FileFinding(row.package, key, "changed", sha256, size, told, why, mtime))
+
+    def _fits_another(self, key: str, others: list[tuple[str, str]]) -> bool:
+        """Whether a file that several distributions list is as one of the others has it."""
+        path = os.path.join(self.root, key)
         try:
-            for future in as_completed(futures):
-                result = future.result()
-                changed += result.changed
-                missing += result.missing
-                problems += result.problems
-                unhashed += result.unhashed
-                done_files += result.files
-                done_bytes += result.bytes
-                if progress:
-                    progress(done_files, len(rows))
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
-    return changed, missing, unhashed, done_bytes
+            return any(expected and algorithm in HASHES and hash_worker.as_recorded(hash_worker.hash_file(path, algorithm)[0]) == expected
+                       for algorithm, expected in others)
+        except (OSError, ValueError):  # gone or replaced since it was hashed; an algorithm that this host forbids
+            return False
+
+    def tell_unreadable(self) -> None:
+        for (package, why), keys in self._unreadable.items():
+            more = f" and {len(keys) - 1:,} more files of `{package}` cannot" if len(keys) > 1 else f" of `{package}` cannot"
+            self.problems.append(f"`{shown(min(keys))}`{more} be read: {why}")
 
 
-def _chunks(rows: list[_Listed]) -> Iterator[list[_Listed]]:
-    """At most 64 lists of about the same work, the largest files first so that the last chunk is not one huge library."""
-    cost = lambda row: row.size + 20_000  # noqa: E731  # opening a file costs about as much as hashing 20 kB
-    target = sum(map(cost, rows)) / CHUNKS
-    chunk: list[_Listed] = []
-    work = 0.0
-    for row in sorted(rows, key=lambda row: (-row.size if row.size > BLOCK else 0, row.absolute)):
-        chunk.append(row)
-        work += cost(row)
-        if work >= target:
-            yield chunk
-            chunk, work = [], 0.0
-    if chunk:
-        yield chunk
-
-
-@dataclass(slots=True)
-class _Hashed:
-    files: int = 0
-    bytes: int = 0
-    unhashed: int = 0
-    changed: list[FileFinding] = field(default_factory=list)
-    missing: list[FileFinding] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-
-def _hash_chunk(rows: list[_Listed]) -> _Hashed:
-    result = _Hashed()
-    buffer = bytearray(BLOCK)
-    for row in rows:
-        _hash_row(row, result, buffer)
-    result.files = len(rows)
-    return result
-
-
-def _hash_row(row: _Listed, result: _Hashed, buffer: bytearray) -> None:
-    told = f"{row.algorithm}={row.expected}" if row.algorithm else None
-    compiled = os.sep + "__pycache__" + os.sep in row.key
-    folder, name = os.path.split(row.key)
-    metadata = name in _INSTALLER_FILES and folder.endswith(".dist-info")
-    try:
-        if not row.expected or metadata:
-            result.unhashed += 1
-            if not os.path.lexists(row.absolute) and not compiled and not metadata:
-                result.missing.append(FileFinding(row.package, row.key, "missing"))
-            return
-        if row.algorithm not in HASHES:
-            result.unhashed += 1
-            result.problems.append(f"`{row.key}` is listed with an unknown hash, `{row.algorithm[:20]}`")
-            return
-        digest, size = hash_file(row.absolute, row.algorithm, buffer)
-    except FileNotFoundError:
-        if not compiled:
-            result.missing.append(FileFinding(row.package, row.key, "missing", expected=told))
-        return
-    except OSError as error:
-        result.changed.append(FileFinding(row.package, row.key, "changed", expected=told, note=error.strerror or str(error)))
-        return
-    result.bytes += size
-    if _text(digest) != row.expected.rstrip("=") and not any(
-            expected and algorithm in HASHES and _text(hash_file(row.absolute, algorithm, buffer)[0]) == expected.rstrip("=")
-            for algorithm, expected in row.others):
-        content = digest if row.algorithm == "sha256" else hash_file(row.absolute, "sha256", buffer)[0]
-        result.changed.append(FileFinding(row.package, row.key, "changed", content.hex(), size, told))
-
-
-def _text(digest: bytes) -> str:
-    """As RECORD writes it."""
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-
-
-def hash_file(path: str | Path, algorithm: str = "sha256", buffer: bytearray | None = None) -> tuple[bytes, int]:
-    """Digest and size of a regular file (links are followed). Raises OSError, also for what is no regular file; never blocks on a FIFO."""
-    buffer = buffer if buffer is not None else bytearray(BLOCK)
-    view = memoryview(buffer)
-    total = hashlib.new(algorithm)
-    size = 0
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(0, "is no regular file", str(path))
-        while count := os.readv(descriptor, [view]):
-            total.update(view[:count])
-            size += count
-    finally:
-        os.close(descriptor)
-    return total.digest(), size
+def hash_file(path: str | Path, algorithm: str = "sha256") -> tuple[bytes, int]:
+    """Digest and size of a regular file (links are followed). Raises OSError, also for what is no regular file; never waits on a FIFO."""
+    digest, size, _ = hash_worker.hash_file(path, algorithm)
+    return digest, size
 
 
 # Files that no RECORD names
 
 
-def _extra(installed: EnvironmentPackages, root: Path, listed: dict[str, _Listed], unlisted_tops: set[str],
-           names: set[str] | None) -> Iterator[FileFinding]:
-    owners = _folder_owners(listed)
+@dataclass(frozen=True, slots=True)
+class _Stray:
+    package: str
+    key: str
+    note: str
+    is_folder_link: bool
+
+
+def _strays(installed: EnvironmentPackages, root: str, lists: _Lists, names: set[str] | None, problems: list[str]) -> Iterator[_Stray | None]:
+    """Strays; with None after each folder, so that the caller can look at something else meanwhile."""
+    listed = lists.files
+    owners = _Owners(listed)
     inside_root = len(f"{root}{os.sep}")
     metadata_of = {os.path.realpath(found.location): found.name for found in (*installed.distributions.values(), *installed.duplicates)}
+    editable_by_path = _editable_by_path(installed)
     for library in (os.path.realpath(found) for found in installed.site_packages):
-        for path, is_folder_link in _walk(library):
-            key = path[inside_root:]
-            if key in listed:
-                continue
-            inside = path[len(library) + 1:]
-            if inside.split(os.sep, 1)[0] in unlisted_tops or _is_expected(path, key, listed, metadata_of, library):
-                continue
-            package = metadata_of.get(os.path.dirname(path)) or owners.get(os.path.dirname(key)) or _nearest(owners, key)
-            if names is not None and package not in names:
-                continue
-            yield _extra_finding(package or "", path, key, is_folder_link)
-    if names is None and (root / "bin").is_dir():
-        for entry in sorted(os.scandir(root / "bin"), key=lambda entry: entry.name):
-            key = os.path.join("bin", entry.name)
-            known = key in listed or key in unlisted_tops or entry.name.startswith(_BIN_PREFIXES)
-            if not known and not entry.is_dir(follow_symlinks=False):
-                yield _extra_finding("", entry.path, key, False)
+        if not library.startswith(root + os.sep):
+            problems.append(f"`{library}` lies outside of the environment: strays in it were not looked for")
+            continue
+        prefix = library[inside_root:] + os.sep
+        for folder, entries in _walk(library, problems, lists.unlisted):
+            inside = folder[inside_root:] + os.sep
+            for entry in entries:
+                key = inside + entry.name
+                if key in listed:
+                    continue
+                at_root = inside == prefix
+                if at_root and (entry.name in lists.unlisted or entry.name in editable_by_path):
+                    continue
+                if _is_expected(folder, entry, inside, listed, metadata_of, at_root, venv=installed.is_venv):
+                    continue
+                package = "" if at_root else metadata_of.get(folder) or owners.of(key)
+                if names is not None and package not in names:
+                    continue
+                is_link = entry.is_symlink() and _is_folder(entry)
+                yield _Stray(package, key, _note(key, is_link), is_link)
+            yield None
+    if names is None and installed.is_venv:
+        yield from _stray_scripts(root, lists, editable_by_path, problems)
 
 
-def _walk(library: str) -> Iterator[tuple[str, bool]]:
-    """Every path below `library` that is no folder, in order; a link to a folder is given, not followed."""
+def _stray_scripts(root: str, lists: _Lists, editable_by_path: set[str], problems: list[str]) -> Iterator[_Stray]:
+    try:
+        entries = sorted(os.scandir(os.path.join(root, "bin")), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        problems.append(f"`bin` cannot be read: {error.strerror or error}")
+        return
+    for entry in entries:
+        key = f"bin{os.sep}{entry.name}"
+        if key in lists.files or key in lists.unlisted or _BIN.fullmatch(entry.name) or entry.is_dir(follow_symlinks=False):
+            continue
+        if editable_by_path and b"EASY-INSTALL-" in _head(entry.path):
+            continue
+        yield _Stray("", key, _note(key, is_folder_link=False), entry.is_symlink() and _is_folder(entry))
+
+
+def _head(path: str) -> bytes:
+    try:
+        return packages.content(Path(path), 2000)
+    except OSError:
+        return b""
+
+
+def _walk(library: str, problems: list[str], unlisted: set[str]) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
+    """Every folder below `library` with what in it is no folder; a link to a folder is given, not followed."""
     pending = [library]
     while pending:
         folder = pending.pop()
+        found = []
         try:
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        except OSError:  # gone or closed in the meantime: what is listed in there shows as missing
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        if folder != library or entry.name not in unlisted:
+                            pending.append(entry.path)
+                    else:
+                        found.append(entry)
+        except FileNotFoundError:  # gone in the meantime: what is listed in there shows as missing
             continue
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                pending.append(entry.path)
-            else:
-                yield entry.path, entry.is_symlink() and entry.is_dir()
+        except OSError as error:
+            problems.append(f"The folder `{shown(folder)}` cannot be read: {error.strerror or error}")
+            continue
+        yield folder, found
 
 
-def _is_expected(path: str, key: str, listed: dict[str, _Listed], metadata_of: dict[str, str], library: str) -> bool:
-    folder, name = os.path.split(path)
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a loop of links
+        return False
+
+
+def _is_expected(folder: str, entry: os.DirEntry[str], inside: str, listed: dict[str, _Listed], metadata_of: dict[str, str], at_root: bool, *,
+                 venv: bool) -> bool:
+    """Whether a file that no RECORD names belongs there even so."""
+    name = entry.name
     if folder in metadata_of:
         return name in _INSTALLER_FILES
-    if os.path.basename(folder) == "__pycache__":
-        source = os.path.join(os.path.dirname(folder), name.split(".", 1)[0] + ".py")
-        if not name.endswith(_CACHED):
-            return ".pyc." in name  # Python's own temporary name while it writes one
-        # the source may itself be extra: it is reported then, its compiled form need not be
-        return os.path.join(os.path.dirname(os.path.dirname(key)), os.path.basename(source)) in listed or os.path.isfile(source)
-    if folder == library and name in ("_virtualenv.pth", "_virtualenv.py"):  # virtualenv, and uv until 0.9, put them there
-        try:
-            return Path(library, "_virtualenv.pth").read_text(errors="replace").strip() == "import _virtualenv"
-        except OSError:
-            return False
-    return False
+    if folder.endswith(f"{os.sep}__pycache__"):
+        # the source may itself be a stray: it is reported then, its compiled form need not be
+        above, above_key = os.path.dirname(folder), os.path.dirname(inside[:-1])
+        return any(os.path.join(above_key, source) in listed or os.path.isfile(os.path.join(above, source)) for source in _sources(name))
+    if at_root and name in ("_virtualenv.pth", "_virtualenv.py"):  # virtualenv, and uv until 0.9, put them there
+        return _text(Path(folder, "_virtualenv.pth")).strip() == "import _virtualenv"
+    return at_root and not venv and name == "README.txt"  # Python's own installation has one
 
 
-def _folder_owners(listed: dict[str, _Listed]) -> dict[str, str]:
-    """Folder to the distribution that has files in it; a folder shared by several (a namespace) belongs to the first."""
-    owners: dict[str, str] = {}
-    for row in listed.values():
-        owners.setdefault(os.path.dirname(row.key), row.package)
-    return owners
+def _sources(name: str) -> list[str]:
+    """The sources that a compiled file may come from; none if it is no compiled file."""
+    if compiled := _COMPILED.fullmatch(name):
+        return [f"{compiled['module']}.py"]
+    if name.endswith(_NUMBA):  # <file>.<function>-<line>.py311.nbi, and a file or function may hold dots
+        parts = name.split(".")
+        return [".".join(parts[:count]) + ".py" for count in range(1, len(parts))]
+    return []
 
 
-def _nearest(owners: dict[str, str], key: str) -> str | None:
-    folder = os.path.dirname(key)
-    while folder and os.path.basename(folder) != "site-packages":
-        if folder in owners:
-            return owners[folder]
-        folder = os.path.dirname(folder)
-    return None
+def _editable_by_path(installed: EnvironmentPackages) -> set[str]:
+    """Files of editable installs that setuptools before 64 made: an .egg-link each, and one easy-install.pth with exactly their folders."""
+    found: set[str] = set()
+    for library in installed.site_packages:
+        links = {path.name: _text(path).split("\n", 1)[0].strip() for path in library.glob("*.egg-link")}
+        lines = [line.strip() for line in _text(library / _EDITABLE_BY_PATH).splitlines() if line.strip()]
+        if links and all(line in links.values() for line in lines):
+            found |= {*links, _EDITABLE_BY_PATH}
+    return found
 
 
-def _extra_finding(package: str, path: str, key: str, is_folder_link: bool) -> FileFinding:
-    note = ""
+class _Owners:
+    """Which distribution a stray lies in: the one with files in its folder, else in the nearest folder above. A shared folder: the first one."""
+
+    def __init__(self, listed: dict[str, _Listed]) -> None:
+        self._listed = listed
+        self._folders: dict[str, str] | None = None
+
+    def of(self, key: str) -> str:
+        if self._folders is None:  # only where there is a stray: 45,000 paths take 40 ms
+            self._folders = {}
+            for path, row in self._listed.items():
+                self._folders.setdefault(os.path.dirname(path), row.package)
+        folder = os.path.dirname(key)
+        while folder and os.path.basename(folder) != "site-packages":
+            if folder in self._folders:
+                return self._folders[folder]
+            folder = os.path.dirname(folder)
+        return ""
+
+
+def _note(key: str, is_folder_link: bool) -> str:
+    name = os.path.basename(key)
     if is_folder_link:
-        note = "a link to a folder"
-    elif key.endswith(".pth"):
-        note = "a .pth file: Python runs or follows it at every start"
-    elif os.path.basename(os.path.dirname(key)) == "__pycache__":
-        note = "compiled code without its source"
-    elif os.path.basename(key) in ("sitecustomize.py", "usercustomize.py"):
-        note = "Python imports it at every start"
-    if os.path.dirname(key).endswith("site-packages") and package:
-        package = ""  # at the root of site-packages a neighbour is no owner
+        return "a link to a folder"
+    if key.endswith(".pth"):
+        return "a .pth file: Python runs or follows it at every start"
+    if name.endswith(".pyc"):
+        return "compiled code without its source"
+    if name in ("sitecustomize.py", "usercustomize.py"):
+        return "Python imports it at every start"
+    return ""
+
+
+def _hash_strays(hashing: Hashing, root: str, strays: list[_Stray | None]) -> list[FileFinding]:
+    """Findings with the content of each stray; `hash_files` tells it where nothing fits an expected hash that is none."""
+    files = [stray for stray in strays if stray is not None]
+    found = []
+    hashed = [stray for stray in files if not stray.is_folder_link]
+    hashing.add([(os.path.join(root, stray.key), "sha256", "-") for stray in hashed], [_length(os.path.join(root, stray.key)) for stray in hashed])
+    for indexes, answer in hashing.answers():
+        for place, what, sha256, size, mtime, why in answer["differ"]:
+            stray = hashed[indexes[place]]
+            if what != "missing":  # gone in the meantime
+                found.append(FileFinding(stray.package, stray.key, "extra", sha256, size, note=stray.note or why, mtime=mtime))
+    return found + [FileFinding(stray.package, stray.key, "extra", note=stray.note) for stray in files if stray.is_folder_link]
+
+
+def _length(path: str) -> int:
     try:
-        digest, size = (None, None) if is_folder_link else hash_file(path)
-    except OSError as error:
-        return FileFinding(package, key, "extra", note=note or error.strerror or str(error))
-    return FileFinding(package, key, "extra", digest.hex() if digest else None, size, note=note)
+        state = os.stat(path)  # noqa: PTH116
+        return state.st_size if stat.S_ISREG(state.st_mode) else 0
+    except OSError:  # hashing it will tell
+        return 0
