@@ -6,6 +6,8 @@ import uuid
 
 from django.db import models
 
+from dashboard.models.lean import LeanManager
+
 
 class BenchmarkRun(models.Model):
     """One sweep with everything that could explain its numbers."""
@@ -30,6 +32,8 @@ class BenchmarkRun(models.Model):
     fingerprint = models.JSONField(default=dict)
     warnings = models.JSONField(default=list)
     label = models.CharField(max_length=120, blank=True)
+
+    objects = LeanManager["BenchmarkRun"]()
 
     class Meta:
         ordering = ["-started_at"]

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any, Self
 
 from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
+from dashboard.models.lean import LeanManager
 from ops.jobs.events import FINAL_STATES, JobState
-
-
-class JobQuerySet(models.QuerySet["Job"]):
-    def select_related(self, *fields: Any) -> Self:
-        """As Django's, without the packages of a service that comes along: lists of jobs do not show them, and they are large."""
-        found = super().select_related(*fields)
-        return found.defer("service__environment") if any(field and field.partition("__")[0] == "service" for field in fields) else found
-
-
-class Jobs(models.Manager["Job"]):
-    """Leaves out the fingerprint (20 KB), which is read when it is asked for."""
-
-    def get_queryset(self) -> JobQuerySet:
-        return JobQuerySet(self.model, using=self._db).defer("fingerprint")
 
 
 class Job(models.Model):
@@ -57,7 +43,7 @@ class Job(models.Model):
     result = models.JSONField(default=dict)  # kept by the recorder: see dashboard/projection.py
     fingerprint = models.JSONField(null=True)  # the last one that the job said: ops/environments/fingerprint.py
 
-    objects = Jobs()
+    objects = LeanManager["Job"]()
 
     class Meta:
         ordering = ["-number"]

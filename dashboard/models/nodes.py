@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from django.db import models
 
+from dashboard.models.lean import LeanManager
+
 
 class Node(models.Model):
     """One GPU server, as its agent last announced it."""
@@ -22,13 +24,6 @@ class Node(models.Model):
         return self.name
 
 
-class Services(models.Manager["Service"]):
-    """Leaves out what only a service's own pages show: the packages of one environment are some 60 KB, read when they are asked for."""
-
-    def get_queryset(self) -> models.QuerySet[Service]:
-        return super().get_queryset().defer("environment")
-
-
 class Service(models.Model):
     """One vLLM server on a node. `record` is ops.records.ServiceRecord as JSON; `packages` what its release holds."""
 
@@ -45,7 +40,7 @@ class Service(models.Model):
     practice = models.BooleanField(default=False)
     changed_at = models.DateTimeField(null=True)
 
-    objects = Services()
+    objects = LeanManager["Service"]()
 
     class Meta:
         ordering = ["node__name", "name"]
@@ -61,6 +56,8 @@ class Channel(models.Model):
     name = models.CharField(max_length=63, unique=True)
     record = models.JSONField()
     practice = models.BooleanField(default=False)
+
+    objects = LeanManager["Channel"]()
 
     class Meta:
         ordering = ["name"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from django.db import models
 
+from dashboard.models.lean import LeanManager
+
 
 class ShelvedPatch(models.Model):
     """One edited file as it was saved: its difference from the pristine file, and where the whole copy lies on the node."""
@@ -26,6 +28,8 @@ class ShelvedPatch(models.Model):
     where = models.CharField(max_length=2000, blank=True)  # absolute path of the copy on the node
     saved_at = models.DateTimeField()
     forgotten_at = models.DateTimeField(null=True)  # the copy is gone from the node
+
+    objects = LeanManager["ShelvedPatch"]()
 
     class Meta:
         ordering = ["-saved_at", "path"]
