@@ -5,15 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.contrib.auth.models import User
 from django.core.validators import RegexValidator
 
-from dashboard.models import Channel, Service
+from dashboard import dispatch
+from dashboard.models import Channel, Job, Service, ShelvedPatch
 
 # Run from a service's page or card; each with the words of its button
 ACTIONS = {"restart": "Restart", "sweep": "Sweep", "smoke": "Smoke tests", "integrity": "Integrity", "warmup": "Watch warmup",
-           "practice-reset": "Reset practice box"}
+           "practice-reset": "Reset practice box", "rollback": "Roll back", "remove-release": "Remove a release", "guards-apply": "Apply guards",
+           "shelf-forget": "Forget patches", "recipe": "Save a recipe"}
+MODES = {"full": "full: pristine wheels of the channel, resolved anew", "restore": "restore: the versions of now, only edited packages anew"}
+FORGET_AT_ONCE = 500  # patches
 DIAGNOSE_MAX = 700_000  # characters: below the console's own limit on a request
 _VERSION = RegexValidator(r"\A[0-9A-Za-z][0-9A-Za-z.+!_-]{0,79}\Z", "Give one exact version, as in 0.16.0rc2.dev344")
+_RELEASE = RegexValidator(r"\A[0-9A-Za-z][0-9A-Za-z._+-]{0,199}\Z", "This is no name of a release")
 _KEY = RegexValidator(r"\A[0-9a-f]{32}\Z", "This form is not ours; reload the page")
 
 
@@ -49,6 +55,7 @@ class PlanForm(KeyedForm):
     """What a redeploy should be planned from. Without a channel: the service's first."""
 
     channel = forms.ChoiceField(required=False)
+    mode = forms.ChoiceField(required=False, choices=list(MODES.items()))
     version = forms.CharField(required=False, max_length=80, validators=[_VERSION], strip=True)
     coupling = forms.ChoiceField(required=False, choices=[("on", "on"), ("off", "off")])
 
@@ -70,6 +77,9 @@ class PlanForm(KeyedForm):
     def coupled(self) -> bool:
         return self.cleaned_data.get("coupling") != "off"
 
+    def chosen_mode(self) -> str:
+        return self.cleaned_data.get("mode") or "full"
+
 
 class RedeployForm(KeyedForm):
     """The confirmation of a plan. `plan_hash` is what the person looked at."""
@@ -79,6 +89,8 @@ class RedeployForm(KeyedForm):
     sweep = forms.BooleanField(required=False)
     purge = forms.BooleanField(required=False)
     rollback = forms.BooleanField(required=False)
+    accept_no_rollback = forms.BooleanField(required=False)  # the second confirmation, asked for where there is no way back
+    only_build = forms.BooleanField(required=False)  # build and verify beside, switch another time
     preset = forms.ChoiceField(required=False)
 
     def __init__(self, data: Any = None) -> None:
@@ -86,25 +98,58 @@ class RedeployForm(KeyedForm):
         self.fields["preset"].choices = preset_choices()  # type: ignore[attr-defined]
 
     def options(self) -> dict[str, Any]:
-        told = {name: bool(self.cleaned_data[name]) for name in ("smoke", "sweep", "purge", "rollback")}
+        told = {name: bool(self.cleaned_data[name]) for name in ("smoke", "sweep", "purge", "rollback", "accept_no_rollback")}
         return told | {"preset": self.cleaned_data.get("preset") or "quick"}
 
 
 class ActionForm(KeyedForm):
-    """Restart, sweep and the other one-button jobs."""
+    """One-button jobs of a service. A job without settings has only the key."""
 
-    preset = forms.ChoiceField(required=False)
-
-    def __init__(self, data: Any = None, *, action: str) -> None:
+    def __init__(self, data: Any = None, *, action: str, service: Service | None = None) -> None:
         super().__init__(data)
         self.action = action
         if action == "sweep":
-            self.fields["preset"].choices = preset_choices()  # type: ignore[attr-defined]
-        else:
-            del self.fields["preset"]
+            self.fields["preset"] = forms.ChoiceField(required=False, choices=preset_choices())
+        elif action in ("rollback", "remove-release"):
+            self.fields["release"] = forms.CharField(max_length=200, validators=[_RELEASE], error_messages={"required": "choose a release"})
+            if action == "rollback":
+                self.fields["smoke"] = forms.BooleanField(required=False)
+        elif action == "guards-apply":
+            guards = (service.record.get("guards") or []) if service else []
+            self.guards = guards if isinstance(guards, list) else []
+            self.fields["guard"] = forms.TypedMultipleChoiceField(required=False, coerce=int, choices=[(n, str(n)) for n in range(len(self.guards))])
+        elif action == "shelf-forget":
+            self.fields["patch"] = forms.ModelMultipleChoiceField(
+                ShelvedPatch.objects.filter(service=service, forgotten_at=None), error_messages={
+                    "required": "choose what to forget", "invalid_choice": "it is not on the shelf any more", "invalid_pk_value": "it is no patch"})
+        elif action == "recipe":
+            self.fields["label"] = forms.CharField(required=False, max_length=120, strip=True)
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or {}
+        if len(cleaned.get("patch") or ()) > FORGET_AT_ONCE:
+            raise forms.ValidationError(f"at most {FORGET_AT_ONCE} at once")
+        return cleaned
 
     def params(self) -> dict[str, Any]:
+        """Of a job that any service can run as it is."""
         return {"preset": self.cleaned_data.get("preset") or "quick"} if self.action == "sweep" else {}
+
+    def start(self, service: Service, user: User) -> Job:
+        """The job that was asked for. Raises what `dashboard/dispatch.py` raises."""
+        given, key = self.cleaned_data, self.key()
+        if self.action == "rollback":
+            return dispatch.start_rollback(service=service, release=given["release"], smoke=given["smoke"], user=user, idempotency_key=key)
+        if self.action == "remove-release":
+            return dispatch.start_remove_release(service=service, release=given["release"], user=user, idempotency_key=key)
+        if self.action == "guards-apply":
+            wanted = [self.guards[n] for n in given["guard"]] or None
+            return dispatch.start_guards_apply(service=service, guards=wanted, user=user, idempotency_key=key)
+        if self.action == "shelf-forget":
+            return dispatch.start_shelf_forget(service=service, entries=list(given["patch"]), user=user, idempotency_key=key)
+        if self.action == "recipe":
+            return dispatch.start_recipe(service=service, label=given["label"], user=user, idempotency_key=key)
+        return dispatch.start(type=self.action, node=service.node, service=service, params=self.params(), user=user, idempotency_key=key)
 
 
 class AbandonForm(forms.Form):

@@ -13,17 +13,20 @@ from django.utils import timezone
 
 from dashboard.estimates import EARLIER, Usual, usual
 from dashboard.models import BenchmarkRun, Job, JobEvent, JobStep
-from dashboard.templatetags.roundhouse import clock, clock_unit, rate, size
+from dashboard.templatetags.roundhouse import clock, clock_unit, rate, short_release, size
 from dashboard.templatetags.roundhouse import took as took_words
 from ops.jobs.events import EventType, JobState
 
 TITLES = {
     "plan": "Plan redeploy of", "redeploy": "Redeploy", "restart": "Restart", "warmup": "Watch warmup of", "sweep": "Sweep",
     "purge": "Purge leftovers of", "smoke": "Smoke tests", "integrity": "Integrity of", "practice-reset": "Reset practice box",
+    "build": "Build a release for", "rollback": "Roll back", "remove-release": "Remove a release of", "guards-apply": "Apply guards of",
+    "shelf-forget": "Forget patches of", "recipe": "Save a recipe of",
 }
 TYPE_WORDS = {
     "plan": "Plan", "redeploy": "Redeploy", "restart": "Restart", "warmup": "Warmup watch", "sweep": "Sweep", "purge": "Purge",
-    "smoke": "Smoke tests", "integrity": "Integrity", "practice-reset": "Reset practice box",
+    "smoke": "Smoke tests", "integrity": "Integrity", "practice-reset": "Reset practice box", "build": "Build", "rollback": "Roll back",
+    "remove-release": "Remove a release", "guards-apply": "Apply guards", "shelf-forget": "Forget patches", "recipe": "Recipe",
 }
 SERVING_STACK = ("vllm", "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "torch", "transformers")
 DONE_STATES = (JobState.SUCCEEDED, JobState.PARTIAL)
@@ -41,6 +44,8 @@ def release_words(job: Job) -> tuple[str, str]:
     report = (job.result or {}).get("report") or {}
     plan = (job.result or {}).get("plan") or {}
     release = report.get("release") or {}
+    if job.type in ("rollback", "remove-release"):  # they say which; a roll back's report says what it came from
+        return str(release.get("before") or ""), str(job.params.get("release") or "") if job.type == "rollback" else ""
     return str(release.get("before") or plan.get("current") or ""), str(release.get("after") or plan.get("release") or "")
 
 
@@ -60,6 +65,8 @@ def result_line(job: Job) -> str:
         return f"{job.reason.rstrip('.')}{rolled}"
     if job.state == JobState.CANCELLED:
         return job.reason or "cancelled"
+    if told := _environment_line(job, result):
+        return told
     if job.type == "redeploy":
         changed = [p for p in (result.get("plan") or {}).get("packages", []) if p.get("change") != "same"]
         vllm = next((p for p in changed if p.get("name") == "vllm"), None)
@@ -78,6 +85,27 @@ def result_line(job: Job) -> str:
         return f"down {duration_words(job.downtime_s)}"
     last = [s for s in job.steps.all() if s.note]
     return str(last[-1].note) if last else ""
+
+
+def _environment_line(job: Job, result: dict[str, Any]) -> str:
+    """The line of a job that has to do with releases, guards, patches or recipes; "" for others."""
+    release = short_release(str(job.params.get("release") or (result.get("plan") or {}).get("release") or ""))
+    if job.type == "rollback":
+        return f"on {release}" + (f", down {duration_words(job.downtime_s)}" if job.downtime_s is not None else "")
+    if job.type == "build":
+        return f"{release} built and verified" if release else ""
+    if job.type == "remove-release":
+        return f"{release} removed" if release else ""
+    if job.type == "guards-apply" and (guards := result.get("guards")):
+        applied, results = guards.get("applied") or [], guards.get("results") or []
+        edited = f"{len(applied)} {'file' if len(applied) == 1 else 'files'} edited" if applied else "nothing had to be edited"
+        return f"{edited}, {sum(1 for g in results if g.get('holds'))} of {len(results)} hold" if results else edited
+    if job.type == "shelf-forget":
+        count = len(job.params.get("entries") or [])
+        return f"{count} {'patch' if count == 1 else 'patches'} forgotten"
+    if job.type == "recipe" and (recipe := result.get("recipe")):
+        return str(recipe.get("name") or "saved")
+    return ""
 
 
 def importance(package: dict[str, Any]) -> tuple[int, str]:
@@ -118,14 +146,16 @@ def earlier(job: Job) -> Usual:
     if job.service_id is None:
         return Usual()
     rows = (Job.objects.filter(service=job.service, number__lt=job.number, state__in=(JobState.SUCCEEDED, JobState.PARTIAL),
-                               type__in=("redeploy", "restart", "warmup", "practice-reset", job.type)).prefetch_related("steps")[:EARLIER * 2])
+                               type__in=("redeploy", "restart", "warmup", "practice-reset", "rollback", job.type))
+            .prefetch_related("steps")[:EARLIER * 2])
     return usual(rows, downtime_of=(job.type,))
 
 
 def downtime_estimate(job: Job) -> dict[str, Any] | None:
     """Expected downtime of a redeploy planned by `job`: from earlier redeploys, else from the node's own warmups."""
-    known = usual(Job.objects.filter(service=job.service, type__in=("redeploy", "restart"), state__in=(JobState.SUCCEEDED, JobState.PARTIAL))
-                  .prefetch_related("steps")[:EARLIER * 2], downtime_of=("redeploy", "restart"))
+    known = usual(Job.objects.filter(service=job.service, type__in=("redeploy", "restart", "rollback"),
+                                     state__in=(JobState.SUCCEEDED, JobState.PARTIAL))
+                  .prefetch_related("steps")[:EARLIER * 2], downtime_of=("redeploy", "restart", "rollback"))
     told = ((job.result or {}).get("plan") or {}).get("estimate") or {}
     if known.downtime_s is not None:
         low, high = known.downtime_range or (None, None)
@@ -238,7 +268,7 @@ def _facts_during(job: Job, known: Usual, run: BenchmarkRun | None, live: dict[s
     elif any(s.downtime for s in steps):
         expected = "no estimate yet" if known.downtime_s is None else f"about {clock(known.downtime_s)} to come"
         cells.append(_cell("Service down", "not yet", small=expected, key="down"))
-    if job.type in ("redeploy", "restart") and not undoing:
+    if job.type in ("redeploy", "restart", "rollback") and not undoing:
         off = job.params.get("rollback", True) is False
         cells.append(_cell("If it fails", "Stays as it is" if off else "Back to the last good", small="rollback was turned off" if off
                            else "by itself"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from dashboard.views import benchmarks, fleet, jobs, pages, plans, services
+from dashboard.views import benchmarks, channels, environments, fleet, jobs, pages, plans, services, shelf
 
 urlpatterns = [
     path("", fleet.fleet, name="fleet"),
@@ -14,11 +14,20 @@ urlpatterns = [
     path("services/<str:node>/<str:name>/", services.service, name="service"),
     path("services/<str:node>/<str:name>/plan/", services.plan_start, name="plan_start"),
     path("services/<str:node>/<str:name>/run/<str:action>/", services.service_run, name="service_run"),
+    path("services/<str:node>/<str:name>/environment/", environments.environment, name="environment"),
+    path("services/<str:node>/<str:name>/environment/lock.txt", environments.environment_lock, name="environment_lock"),
+    path("services/<str:node>/<str:name>/integrity/", environments.service_integrity, name="service_integrity"),
+    path("services/<str:node>/<str:name>/shelf/", shelf.shelf, name="shelf"),
+    path("services/<str:node>/<str:name>/shelf/<int:id>/", shelf.shelf_patch, name="shelf_patch"),
+    path("services/<str:node>/<str:name>/shelf/<int:id>/download/", shelf.shelf_download, name="shelf_download"),
+    path("services/<str:node>/<str:name>/shelf/saves/<str:folder>/download/", shelf.shelf_save_download, name="shelf_save_download"),
     path("jobs/", jobs.jobs, name="jobs"),
     path("jobs/<int:number>/", jobs.job, name="job"),
     path("jobs/<int:number>/fragments/<str:name>/", jobs.fragment, name="job_fragment"),
     path("jobs/<int:number>/log/", jobs.job_log, name="job_log"),
     path("jobs/<int:number>/report.md", jobs.job_report, name="job_report"),
+    path("jobs/<int:number>/integrity/", environments.integrity_result, name="integrity_result"),
+    path("jobs/<int:number>/recipe.json", environments.recipe_download, name="recipe_download"),
     path("jobs/<int:number>/abandon/", jobs.job_abandon, name="job_abandon"),
     path("jobs/<int:number>/cancel/", jobs.job_cancel, name="job_cancel"),
     path("plans/<int:number>/", plans.plan, name="plan"),
@@ -29,4 +38,8 @@ urlpatterns = [
     path("diagnose/", pages.diagnose, name="diagnose"),
     path("cleanup/", pages.cleanup, name="cleanup"),
     path("settings/", pages.settings, name="settings"),
+    path("settings/channels/new/", channels.channel_new, name="channel_new"),
+    path("settings/channels/new/<str:preset>/", channels.channel_new_from, name="channel_new_from"),
+    path("settings/channels/<str:name>/", channels.channel_edit, name="channel_edit"),
+    path("settings/channels/<str:name>/remove/", channels.channel_remove, name="channel_remove"),
 ]

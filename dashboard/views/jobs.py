@@ -13,7 +13,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
-from dashboard import charts, dispatch, job_story, permissions
+from dashboard import charts, diffs, dispatch, environment_story, job_story, permissions
 from dashboard.forms import AbandonForm
 from dashboard.models import BenchmarkRun, Job, JobEvent, JobLock, JobStep, Service
 from dashboard.views import HtmxRequest, list_response, problems, signed_in
@@ -103,8 +103,50 @@ def job_context(found: Job, wanted: str = "") -> dict[str, Any]:
         "down": _down(found), "service_card": service_card(found.service) if found.service else None, "link": link,
         "panels": panels(found, step, known, run), "started": found.claimed_at or found.created_at, "seq": found.last_seq,
         "report": (found.result or {}).get("report"), "keeps_lock": keeps_lock(found),
-        "holds_locks": JobLock.objects.filter(job=found).exists(),
+        "holds_locks": JobLock.objects.filter(job=found).exists(), "way_back": way_back(found), "fingerprint": fingerprint_card(found),
+        "conflict": conflict_lines(found.error),
     }
+
+
+def way_back(found: Job) -> dict[str, Any] | None:
+    """The release that a failed job's service could go back to with one click: the last good one, where another one is live."""
+    if found.service is None or found.state not in (JobState.FAILED, JobState.INTERRUPTED) or found.type not in ("redeploy", "rollback", "restart"):
+        return None
+    return next((row for row in environment_story.releases(found.service) if row["last_good"] and row["can_switch"]), None)
+
+
+def fingerprint_card(found: Job) -> dict[str, Any] | None:
+    """The job's fingerprint in a few lines, with the words of what changed since the last good start; None where it said none."""
+    told = environment_story.told(found.fingerprint) if found.is_final else {}
+    if not told.get("hash"):
+        return None
+    changed = environment_story.told((found.result or {}).get("changed"))
+    words = [str(word) for word in changed.get("words") or []] if isinstance(changed.get("words"), list) else None
+    packages = told.get("packages")
+    gpus = told.get("gpus")
+    rows = [("Release", told.get("release")), ("Python", told.get("python")), ("Packages", len(packages) if isinstance(packages, dict) else None),
+            ("Driver", environment_story.told(gpus).get("driver") if isinstance(gpus, dict) else None),
+            ("Flags", " ".join(map(str, told["flags"])) if isinstance(told.get("flags"), list) else None)]
+    return {"hash": str(told["hash"]), "words": words, "since": changed.get("since"), "rows": [(term, value) for term, value in rows if value]}
+
+
+def conflict_lines(error: Any) -> list[dict[str, Any]]:
+    """What conflicts with what, of a resolver that found no solution: a sentence each, conclusions marked `so`."""
+    told = environment_story.told(error)
+    if told.get("kind") != "no_solution":
+        return []
+    listed = environment_story.told(told.get("facts")).get("conflicts")
+    if isinstance(listed, list) and listed:
+        return [{"text": str(line), "so": False} for line in listed[:40]]
+    lines = []
+    for sentence in re.split(r"\.\s+", " ".join(str(told.get("why") or "").split())):
+        reasons, _, conclusion = sentence.partition(", we can conclude that ")
+        for reason in re.split(r",? and (?:because )?|^(?:And )?[Bb]ecause ", reasons):
+            if reason.strip():
+                lines.append({"text": reason.strip(" .,"), "so": False})
+        if conclusion:
+            lines.append({"text": conclusion.strip(" ."), "so": True})
+    return lines[:40]
 
 
 def keeps_lock(found: Job) -> bool:
@@ -140,8 +182,13 @@ def panels(found: Job, step: JobStep | None, known: Any, run: BenchmarkRun | Non
     if step.name == "purge":
         shown["purge"] = result.get("purge")
     if step.name == "integrity":
-        event = JobEvent.objects.filter(job=found, type=EventType.INTEGRITY).order_by("-seq").first()
-        shown["integrity"] = event.data if event else None
+        shown["integrity"] = environment_story.integrity_report(found)
+    if step.name == "shelf" or found.type == "shelf-forget":
+        shown["shelved"] = environment_story.saved_by(found)
+    if (told := environment_story.told(result.get("guards"))) and (found.type == "guards-apply" or step.name in ("guards", "preflight")):
+        shown["guards"] = guards_panel(told)
+    if (told := environment_story.told(result.get("recipe"))) and told.get("recipe"):
+        shown["recipe"] = recipe_panel(told)
     if step.name == "report" and result.get("report"):
         shown["report"] = report_panel(found, run)
     if failed_here:
@@ -150,11 +197,34 @@ def panels(found: Job, step: JobStep | None, known: Any, run: BenchmarkRun | Non
         timeline = job_story.timeline(found)
         shown["timeline"] = timeline if found.rollback != "none" or len(timeline) > 2 else []
     shown["dedicated"] = any(shown.get(key) for key in ("warmup", "smoke", "sweep", "purge", "integrity", "findings", "diagnosis", "error",
-                                                        "timeline"))
+                                                        "timeline", "shelved", "guards", "recipe"))
     shown["shows_progress"] = step.name not in ("warmup", "sweep")  # those have bars of their own
     shown["log"] = log_tail(found, step)
     shown["shows_log"] = not shown["dedicated"] or not found.is_final or shown["log"]["any"]
     return shown
+
+
+def guards_panel(told: dict[str, Any]) -> dict[str, Any]:
+    """Guards as they were checked, and the files that were edited so that they hold, each with its difference."""
+    results = environment_story.listed(told.get("results"))
+    applied = []
+    for one in environment_story.listed(told.get("applied")):
+        file = str(one.get("file") or "")
+        applied.append({"file": file, "backup": str(one.get("backup") or ""), "shown": diffs.rows(one.get("diff"), file)})
+    return {"results": results, "holding": sum(1 for result in results if result.get("holds")), "applied": applied}
+
+
+def recipe_panel(told: dict[str, Any]) -> dict[str, Any]:
+    """A saved recipe in a few lines. What it has in which form is ops/environments/recipe.py's; a part that is not there is left out."""
+    made = environment_story.told(told.get("recipe"))
+    packages = made.get("packages") or made.get("lock")
+    versions = {str(p.get("name")): str(p.get("version") or "") for p in environment_story.listed(packages)} or \
+        {str(name): str(version) for name, version in environment_story.told(packages).items() if isinstance(version, str)}
+    guards, flags = made.get("guards"), made.get("flags")
+    return {"name": str(told.get("name") or "recipe.json"), "label": str(made.get("label") or ""), "hash": str(made.get("hash") or ""),
+            "count": len(versions) or None, "stack": [(name, versions[name]) for name in job_story.SERVING_STACK if versions.get(name)],
+            "flags": len(flags) if isinstance(flags, list) else None, "guards": len(guards) if isinstance(guards, list) else None,
+            "release": str(made.get("release") or "")}
 
 
 def _progress(step: JobStep) -> dict[str, Any] | None:
@@ -343,18 +413,29 @@ def cancel_words(found: Job) -> list[str]:
     changed = any(name in begun for name in ("stop", "switch", "start"))
     words = ["Programs that this job started are ended, politely first; that takes up to 15 s."]
     name = found.service.name if found.service else "the service"
-    if found.type in ("redeploy", "restart") and changed and found.params.get("rollback", True):
+    if found.type == "rollback" and changed:
+        words.append(f"{name} " + ("does not answer now. It is started again on the release that it came from" if down
+                                   else "goes back to the release that it came from") + ", which takes one more warmup.")
+    elif found.type in ("redeploy", "restart") and changed and found.params.get("rollback", True):
         back = "does not answer now. It is started again on the last good release" if down else "goes back to the last good release"
         words.append(f"{name} {back}, which takes one more warmup.")
     elif found.type in ("redeploy", "restart") and changed:
         words.append(f"Rollback was turned off for this job: {name} stays as it is now" + (", not answering." if down else "."))
-    elif found.type == "redeploy":
+    elif found.type in ("redeploy", "build"):
         words.append(f"{name} has not been touched and goes on serving. The unfinished release is removed.")
+    elif found.type == "rollback":
+        words.append(f"{name} has not been touched and goes on serving.")
+    elif found.type == "remove-release":
+        words.append("What is deleted already stays deleted, and what is left of the release goes with the next one. The live release stays.")
+    elif found.type == "guards-apply":
+        words.append("Files that were edited already stay so, each with its backup beside; the others are left alone.")
+    elif found.type == "shelf-forget":
+        words.append("What is forgotten already stays so; the rest stays on the shelf.")
     elif found.type == "sweep":
         words.append(f"Finished levels are kept and marked as a cancelled run. {name} goes on serving.")
     elif found.type == "purge":
         words.append("What is deleted already stays deleted; the rest is left alone.")
-    elif found.type in ("plan", "integrity", "smoke", "warmup"):
+    elif found.type in ("plan", "integrity", "smoke", "warmup", "recipe"):
         words.append("It only reads, so there is nothing to put back.")
     return words
 

@@ -8,8 +8,10 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_http_methods, require_safe
 
+from dashboard import environment_story
 from dashboard.forms import DIAGNOSE_MAX, DiagnoseForm
-from dashboard.models import Channel, Job, Node
+from dashboard.models import Job, Node, Service
+from dashboard.views import channels
 from dashboard.views.fleet import job_rows, node_card
 from dashboard.views.jobs import diagnosis_card
 
@@ -40,7 +42,7 @@ def cleanup(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def settings(request: HttpRequest) -> HttpResponse:
-    return render(request, "pages/settings.html", {"channels": list(Channel.objects.all()), "nodes": list(Node.objects.all())})
+    return render(request, "pages/settings.html", {"channels": channels.listed(), "nodes": list(Node.objects.all())})
 
 
 @require_safe
@@ -54,4 +56,12 @@ def node(request: HttpRequest, name: str) -> HttpResponse:
     jobs = list(Job.objects.filter(node=found).select_related("service", "node", "by").prefetch_related("steps")[:8])
     card = node_card(found)
     processes = [{**process, "gpu": gpu["index"]} for gpu in card["readings"] for process in gpu["processes"]]
-    return render(request, "nodes/node.html", {"node": found, "card": card, "rows": job_rows(jobs), "processes": processes})
+    return render(request, "nodes/node.html", {"node": found, "card": card, "rows": job_rows(jobs), "processes": processes,
+                                               "environments": [_environment(service) for service in found.services.select_related("node")]})
+
+
+def _environment(service: Service) -> dict[str, Any]:
+    known = environment_story.packages(service)
+    patched = sum(environment_story.patched_by_package(service).values())
+    return {"service": service, "known": known["known"], "count": len(known["rows"]), "path": known["path"], "python": known["python"],
+            "stops": known["stops"], "findings": known["stops"] + known["warnings"], "patched": patched}

@@ -10,8 +10,8 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from dashboard import dispatch, job_story
-from dashboard.forms import RedeployForm, channels_for, preset_choices
+from dashboard import dispatch, environment_story, job_story
+from dashboard.forms import MODES, RedeployForm, channels_for, preset_choices
 from dashboard.models import Job
 from dashboard.views import problems, signed_in
 from dashboard.views.fleet import service_card
@@ -38,32 +38,54 @@ def plan_context(found: Job) -> dict[str, Any]:
     """What the page and its fragment show: the running plan job, or the finished plan with its confirmation."""
     context = job_context(found)
     made = (found.result or {}).get("plan")
+    choices = {"channels": channels_for(found.service) if found.service else [], "coupling_off": found.params.get("coupling") is False,
+               "mode": found.params.get("mode") or "full", "modes": MODES}
     if not found.is_final or made is None:
-        return context | {"made": None}
+        return context | choices | {"made": None}
     packages = made.get("packages") or []
     changed = [p for p in packages if p.get("change") != "same"]
     about_patches = {f.get("title") for f in made.get("findings") or [] if f.get("about") == "patched_files"}
     findings = job_story.findings(found)
     artifacts = made.get("artifacts") or []
     estimate = job_story.downtime_estimate(found)
-    used = Job.objects.filter(type="redeploy", params__plan_job=str(found.pk)).first()
-    downloads = [p.get("size_bytes") for p in changed if p.get("size_bytes")]
-    return context | {
+    used = Job.objects.filter(type__in=environment_story.BUILDS, params__plan_job=str(found.pk)).first()
+    in_place = made.get("in_place") is True
+    return context | choices | {
         "made": made, "changed": sorted(changed, key=job_story.importance), "same": [p for p in packages if p.get("change") == "same"],
         "findings": findings, "listed": [f for f in findings if f.get("title") not in about_patches],
         "counted": job_story.counted(findings), "artifacts": artifacts, "artifact_bytes": sum(a.get("size_bytes") or 0 for a in artifacts),
-        "artifact_kinds": _kinds(artifacts), "estimate": estimate, "phases": _phases(estimate), "used": used, "presets": preset_choices(),
+        "artifact_kinds": _kinds(artifacts), "estimate": estimate, "phases": _phases(estimate, in_place=in_place), "used": used,
+        "presets": preset_choices(),
         "blocked": any(f.get("level") == "stop" for f in findings) or found.state != JobState.SUCCEEDED, "card": service_card(found.service)
         if found.service else None,
-        "channels": channels_for(found.service) if found.service else [], "coupling_off": found.params.get("coupling") is False,
+        "in_place": in_place, "no_way_back": dispatch.why_no_rollback(made), "rollback": environment_story.told(made.get("rollback")),
+        "ways": _ways(found, made), "restored": [str(name) for name in made.get("restore") or []] if isinstance(made.get("restore"), list) else [],
+        "download": _download(made, changed),
         "patched": [_patched(f) for f in made.get("patched_files") or []], "guards": made.get("guards") or [],
         "guards_hold": sum(1 for g in made.get("guards") or [] if g.get("holds")),
-        "download_bytes": sum(downloads) if downloads else None, "same_versions": not changed, "stale": made_long_ago(found),
+        "same_versions": not changed, "stale": made_long_ago(found),
         "copy_list": "\n".join(f"{p['name']} {p.get('old') or 'absent'} -> {p.get('new') or 'removed'}" for p in changed),
         "post_to": reverse("plan_redeploy", args=[found.number]),
         "waiting": Job.objects.filter(service=found.service, state__in=job_story.OPEN_STATES).exclude(type__in=("plan", "integrity",
                                                                                                                 "warmup")).first(),
     }
+
+
+def _download(made: dict[str, Any], changed: list[dict[str, Any]]) -> dict[str, Any]:
+    """What must be fetched: `{"bytes", "known"}`. Wheels at hand count nothing; an index that does not tell a size makes all of it unknown."""
+    if "download_bytes" in made:
+        size = environment_story.whole(made["download_bytes"])
+        return {"bytes": size, "known": size is not None}
+    sizes = [p.get("size_bytes") for p in changed if p.get("size_bytes")]  # a node of an older version: what it told of the wheels
+    return {"bytes": sum(sizes) if sizes else None, "known": bool(sizes)}
+
+
+def _ways(found: Job, made: dict[str, Any]) -> list[dict[str, Any]]:
+    """Both ways out of a patched environment, with what this plan knows of their cost, and which of them this plan is."""
+    if found.service is None or not (made.get("patched_files") and environment_story.listed(made.get("ways"))):
+        return []
+    rows = environment_story.ways(found.service, planned=environment_story.listed(made.get("ways")))
+    return [{**row, "this": row["mode"] == (found.params.get("mode") or "full"), "channel": found.params.get("channel")} for row in rows]
 
 
 def _patched(file: dict[str, Any]) -> dict[str, Any]:
@@ -90,8 +112,11 @@ def _kinds(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(kinds.values())
 
 
-def _phases(estimate: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The three parts of a redeploy: before, while the service is down, after; to scale where earlier jobs give lengths."""
+def _phases(estimate: dict[str, Any] | None, *, in_place: bool = False) -> list[dict[str, Any]]:
+    """The three parts of a redeploy: before, while the service is down, after; to scale where earlier jobs give lengths.
+
+    In place the install itself belongs to the downtime.
+    """
     known = estimate["usual"] if estimate else None
     steps = known.steps if known else {}
 
@@ -109,8 +134,10 @@ def _phases(estimate: dict[str, Any] | None) -> list[dict[str, Any]]:
         shares = [4, 4, 4]
     low, high = (estimate or {}).get("low"), (estimate or {}).get("high")
     return [
-        {"share": shares[0], "kind": "b-done", "title": "Build and verify beside", "seconds": before, "words": "the live release serves on"},
-        {"share": shares[1], "kind": "b-down", "title": "Stop, switch, start, warm up", "seconds": down, "low": low, "high": high,
+        {"share": shares[0], "kind": "b-done", "title": "Fetch wheels, copy the folder" if in_place else "Build and verify beside", "seconds": before,
+         "words": "the live release serves on"},
+        {"share": shares[1], "kind": "b-down", "title": "Stop, install, verify, start, warm up" if in_place else "Stop, switch, start, warm up",
+         "seconds": down, "low": low, "high": high,
          "words": f"requests are refused; {estimate['from']}" if estimate else "requests are refused"},
         {"share": shares[2], "kind": "b-done", "title": "Smoke tests, sweep, purge, report", "seconds": after,
          "words": "serves, but the sweep takes the GPUs"},
@@ -127,5 +154,8 @@ def plan_redeploy(request: HttpRequest, number: int) -> HttpResponse:
     made = (found.result or {}).get("plan") or {}
     if form.cleaned_data["plan_hash"] != made.get("hash"):
         raise BadInput("This is not the plan that you looked at", why="The plan's hash is another one", hint="Reload the plan and look at it again")
-    job = dispatch.start_redeploy(plan_job=found, user=signed_in(request), options=form.options(), idempotency_key=form.key())
+    if form.cleaned_data["only_build"]:
+        job = dispatch.start_build(plan_job=found, user=signed_in(request), idempotency_key=form.key())
+    else:
+        job = dispatch.start_redeploy(plan_job=found, user=signed_in(request), options=form.options(), idempotency_key=form.key())
     return redirect("job", number=job.number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse
@@ -9,12 +10,13 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from dashboard import charts, dispatch, job_story, permissions
+from dashboard import charts, dispatch, environment_story, permissions
 from dashboard.estimates import usual
-from dashboard.forms import ACTIONS, ActionForm, PlanForm, channels_for, preset_choices
-from dashboard.models import BenchmarkRun, Job, JobEvent, Service
+from dashboard.forms import ACTIONS, FORGET_AT_ONCE, ActionForm, PlanForm, channels_for, preset_choices
+from dashboard.models import BenchmarkRun, Job, JobEvent, Service, ShelvedPatch
 from dashboard.views import problems, signed_in
-from dashboard.views.fleet import job_href, job_rows, service_card
+from dashboard.views.environments import tab_counts
+from dashboard.views.fleet import job_rows, service_card
 from ops.jobs.errors import BadInput
 from ops.jobs.events import EventType, JobState
 
@@ -52,12 +54,15 @@ def service(request: HttpRequest, node: str, name: str) -> HttpResponse:
     return render(request, "services/service.html", {
         "service": found, "card": card, "rows": job_rows(jobs), "channels": channels_for(found), "known": known, "runs": runs,
         "history": history, "warmups": charts.warmup_history([(job, job.result["warmup"]) for job in warmed], practice=found.practice),
-        "last_good": _last_good(found), "changed": _changed(found, card), "releases": _releases(found, card), "integrity": _integrity(found),
+        "last_good": _last_good(found), "changed": _changed(found, card), "words": environment_story.changed_words(found),
+        "releases": environment_story.releases(found), "integrity": _integrity(found), "reading": tab_counts(found), "tab": "service",
+        "shelf": environment_story.saves(found)[:1], "model": environment_story.model_findings(found),
+        "can_apply": [g for g in card["guards"] if not g.get("holds") and can_apply(g)],
     })
 
 
 def _last_good(found: Service) -> Job | None:
-    started = Job.objects.filter(service=found, type__in=("redeploy", "restart", "practice-reset"))
+    started = Job.objects.filter(service=found, type__in=environment_story.STARTS)
     return started.filter(state__in=(JobState.SUCCEEDED, JobState.PARTIAL)).first()
 
 
@@ -76,31 +81,17 @@ def _changed(found: Service, card: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _releases(found: Service, card: dict[str, Any]) -> list[dict[str, Any]]:
-    """Releases that jobs of this console built, newest first, with what was measured on each."""
-    rows: dict[str, dict[str, Any]] = {}
-    for job in Job.objects.filter(service=found, type="redeploy").prefetch_related("steps")[:12]:
-        _, after = job_story.release_words(job)
-        built = next((s for s in job.steps.all() if s.name == "verify" and s.state == "done"), None)
-        if not after or built is None or after in rows:
-            continue
-        versions = {p["name"]: p.get("new") for p in ((job.result or {}).get("plan") or {}).get("packages", [])}
-        run = job.runs.filter(state="done").prefetch_related("levels").first()
-        levels = {lv.concurrency: lv.output_tok_s for lv in run.levels.all()} if run else {}
-        rows[after] = {"name": after, "job": job, "href": job_href(job), "vllm": versions.get("vllm"),
-                       "flashinfer": versions.get("flashinfer-python"),
-                       "warmup_s": ((job.result or {}).get("warmup") or {}).get("total_s") if job.state != JobState.FAILED else None,
-                       "single": levels.get(1), "best": max((v for v in levels.values() if v is not None), default=None), "run": run,
-                       "current": after == card["release"], "failed": job.state in (JobState.FAILED, JobState.INTERRUPTED)}
-    return list(rows.values())
-
-
 def _integrity(found: Service) -> dict[str, Any] | None:
     job = Job.objects.filter(service=found, type="integrity", state=JobState.SUCCEEDED).first()
     if job is None:
         return None
     event = JobEvent.objects.filter(job=job, type=EventType.INTEGRITY).order_by("-seq").first()
     return {"job": job, "report": event.data if event else None}
+
+
+def can_apply(guard: dict[str, Any]) -> bool:
+    """Whether an edit can make the guard hold: a key can be set or taken out, a file or a shard cannot be made up."""
+    return (guard.get("guard") or {}).get("kind") in ("key_absent", "key_equals")
 
 
 @require_POST
@@ -110,9 +101,9 @@ def plan_start(request: HttpRequest, node: str, name: str) -> HttpResponse:
     form = PlanForm(request.POST, service=found)
     if not form.is_valid():
         raise BadInput("This plan cannot be made as asked", why=problems(form), hint="Go back and correct it" if form.channels else
-                       "Only the practice box has a channel today. Restart, sweep, smoke tests and the integrity check need none")
+                       "An admin says in Settings where wheels come from. Restart, sweep, roll back and the integrity check need no channel")
     job = dispatch.start_plan(service=found, channel=form.chosen_channel(), user=signed_in(request), version=form.cleaned_data.get("version") or None,
-                              coupling=form.coupled(), idempotency_key=form.key())
+                              coupling=form.coupled(), mode=form.chosen_mode(), idempotency_key=form.key())
     return redirect("plan", number=job.number)
 
 
@@ -123,16 +114,49 @@ def service_run(request: HttpRequest, node: str, name: str, action: str) -> Http
     if action not in ACTIONS or (action == "practice-reset" and not found.practice):
         raise Http404("There is no such action for this service")
     if request.method == "POST":
-        form = ActionForm(request.POST, action=action)
+        form = ActionForm(request.POST, action=action, service=found)
         if not form.is_valid():
             raise BadInput(f"{ACTIONS[action]} cannot be started as asked", why=problems(form), hint="Go back and correct it")
-        job = dispatch.start(type=action, node=found.node, service=found, params=form.params(), user=signed_in(request), idempotency_key=form.key())
-        return redirect("job", number=job.number)
+        return redirect("job", number=form.start(found, signed_in(request)).number)
     permissions.require(request.user, f"job.{action}")
     known = usual(Job.objects.filter(service=found, state__in=(JobState.SUCCEEDED, JobState.PARTIAL), type__in=(action, "redeploy", "restart"))
-                  .prefetch_related("steps")[:16], downtime_of=(action,) if action == "practice-reset" else ("redeploy", "restart"))
-    context = {"service": found, "card": service_card(found), "action": action, "title": ACTIONS[action], "known": known,
+                  .prefetch_related("steps")[:16], downtime_of=(action,) if action == "practice-reset" else ("redeploy", "restart", "rollback"))
+    card = service_card(found)
+    context = {"service": found, "card": card, "action": action, "title": ACTIONS[action], "known": known,
                "presets": preset_choices() if action == "sweep" else [], "post_to": reverse("service_run", args=[node, name, action]),
-               "back": reverse("service", args=[node, name])}
+               "back": reverse("service", args=[node, name]), **_asked(request, found, card, action)}
     fragment = request.headers.get("X-Roundhouse-Fragment") == "dialog"
     return render(request, "services/_confirm.html" if fragment else "services/confirm.html", context)
+
+
+def _asked(request: HttpRequest, found: Service, card: dict[str, Any], action: str) -> dict[str, Any]:
+    """What the question of one action names: the release, the guards, the patches. Raises Http404 for what is not there."""
+    if action in ("rollback", "remove-release"):
+        release = environment_story.find_release(found, request.GET.get("release", ""))
+        if release is None:
+            raise Http404("The service keeps no such release")
+        return {"release": release, "in_place": card["record"].get("in_place") is True,
+                "differs": environment_story.what_differs(found, release["name"]) if action == "rollback" else None}
+    if action == "guards-apply":
+        failing = [{**guard, "number": n, "can": can_apply(guard)} for n, guard in enumerate(_guards_in_order(card)) if not guard.get("holds")]
+        return {"failing": failing, "applicable": [guard for guard in failing if guard["can"]], "back": reverse("service", args=[
+            found.node.name, found.name])}
+    if action == "shelf-forget":
+        numbers = [int(value) for value in request.GET.getlist("patch") if value.isascii() and value.isdigit() and len(value) < 16]
+        patches = list(ShelvedPatch.objects.filter(service=found, forgotten_at=None, pk__in=numbers[:FORGET_AT_ONCE]))
+        if folder := request.GET.get("folder", "")[:200]:
+            patches = list(ShelvedPatch.objects.filter(service=found, forgotten_at=None, folder=folder)[:FORGET_AT_ONCE])
+        if not patches:
+            raise Http404("This is not on the shelf of the service any more")
+        return {"patches": patches, "back": reverse("shelf", args=[found.node.name, found.name])}
+    return {}
+
+
+def _guards_in_order(card: dict[str, Any]) -> list[dict[str, Any]]:
+    """Results of the guards in the order of the record, whose numbers a form sends back; one that was not looked at yet says nothing."""
+    def which(guard: Any) -> str:
+        told = guard if isinstance(guard, dict) else {}
+        return json.dumps([told.get("kind"), told.get("file"), told.get("key") or "", told.get("value")])
+
+    results = {which(result.get("guard")): result for result in card["guards"]}
+    return [results.get(which(guard), {"guard": guard, "holds": True}) for guard in card["record"].get("guards") or []]

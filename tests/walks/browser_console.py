@@ -33,13 +33,14 @@ world = sys.argv[1]
 numbers = {}
 if world != "empty":
     story = getattr(factory, world)()
-from dashboard.models import BenchmarkRun, Job
+from dashboard.models import BenchmarkRun, Job, ShelvedPatch
 session = SessionStore()
 session[SESSION_KEY], session[BACKEND_SESSION_KEY] = str(user.pk), "django.contrib.auth.backends.ModelBackend"
 session[HASH_SESSION_KEY] = user.get_session_auth_hash()
 session.save()
 print(json.dumps({"session": session.session_key, "jobs": [[j.number, j.type, j.state, str(j.pk), j.last_seq] for j in Job.objects.all()],
-                  "runs": [str(r.pk) for r in BenchmarkRun.objects.all()]}))
+                  "runs": [str(r.pk) for r in BenchmarkRun.objects.all()],
+                  "shelf": [p.pk for p in ShelvedPatch.objects.filter(forgotten_at=None)]}))
 """
 
 

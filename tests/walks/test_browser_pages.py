@@ -17,6 +17,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from dashboard.embedded_redis import EmbeddedRedis
+from tests.dashboard.pages import environment_data as said
 from tests.walks.browser_console import BrowserConsole, chromium, visit, wait
 
 pytestmark = pytest.mark.browser
@@ -60,7 +61,24 @@ def addresses(world: str, seeded: dict[str, Any]) -> dict[str, str]:
     found |= {"service": "/services/practice/kimi-k25/", "node": "/nodes/practice/", "confirm-restart": "/services/practice/kimi-k25/run/restart/",
               "confirm-sweep": "/services/practice/kimi-k25/run/sweep/", "confirm-reset": "/services/practice/kimi-k25/run/practice-reset/",
               "not-found": "/jobs/99999/"}
+    service, old = "/services/practice/kimi-k25", said.OLD if world != "failing" else said.BUILT
+    found |= {"environment": f"{service}/environment/", "environment-problems": f"{service}/environment/?show=problems",
+              "integrity": f"{service}/integrity/", "shelf": f"{service}/shelf/"}
+    if world in ("full", "environments", "failing"):
+        removed = said.NEW if world == "environments" else said.BUILT
+        found |= {"confirm-rollback": f"{service}/run/rollback/?release={old if world == 'full' else said.BUILT}",
+                  "confirm-remove": f"{service}/run/remove-release/?release={removed}",
+                  "confirm-guards": f"{service}/run/guards-apply/", "confirm-recipe": f"{service}/run/recipe/"}
+    if seeded["shelf"]:
+        found |= {"shelf-patch": f"{service}/shelf/{seeded['shelf'][0]}/", "shelf-patch-plain": f"{service}/shelf/{seeded['shelf'][-1]}/",
+                  "confirm-forget": f"{service}/run/shelf-forget/?" + "&".join(f"patch={one}" for one in seeded["shelf"])}
     for number, kind, state, *_ in seeded["jobs"]:
+        if kind == "plan" and world == "environments":
+            found[f"plan-{number}"] = f"/plans/{number}/"
+        if kind == "integrity" and state == "succeeded":
+            found.setdefault("integrity-result", f"/jobs/{number}/integrity/")
+        if kind in ("build", "rollback"):
+            found.setdefault(f"job-{kind}-shelf", f"/jobs/{number}/?step=shelf")
         found.setdefault(f"job-{kind}-{state}", f"/plans/{number}/" if kind == "plan" else f"/jobs/{number}/")
         if kind == "redeploy":
             for step in ("build", "warmup", "sweep", "smoke", "purge", "stop"):
@@ -90,7 +108,7 @@ def look(page: Any, name: str) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("world", ["empty", "full", "failing", "warming"])
+@pytest.mark.parametrize("world", ["empty", "full", "failing", "warming", "environments"])
 def test_every_page_looks_right(console: BrowserConsole, browser: Browser, world: str) -> None:
     seeded = console.seed(world)
     wrong: list[str] = []

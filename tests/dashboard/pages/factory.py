@@ -19,9 +19,10 @@ from dashboard.models import Channel, Job, Node, Service
 from ops import records, report
 from ops.jobs.events import Event, EventType
 from ops.services.warmup import PHASES
+from tests.dashboard.pages import environment_data as said
 
 GIB = 2**30
-OLD, NEW = "20260227-181500-0.16.0rc2.dev313-practice", "20260302-102208-0.16.0rc2.dev344-practice"
+OLD, NEW, BUILT = said.OLD, said.NEW, said.BUILT
 LEVELS = {1: (61.0, 8.4, 8.4, None, 210.0), 8: (277.0, 14.8, 14.7, 15.3, 340.0), 32: (690.0, 23.7, 23.6, 24.6, 710.0),
           128: (1239.0, 52.8, 52.6, 54.6, 1940.0)}
 TOOK = {"start": 46.0, "load": 439.0, "compile": 112.0, "kv_cache": 26.0, "autotune": 9.0, "capture": 134.0, "listening": 3.0, "healthy": 3.0}
@@ -179,6 +180,18 @@ class Story:
                                                                                           "practice": True})
         return self.the_service
 
+    def environment(self, *, release: str = OLD, mismatch: bool = False, broken: bool = False, changed: bool = False,
+                    guards_hold: bool = True) -> Service:
+        """What the node announces beside the versions: packages with findings, releases, what changed, guards, the model folder."""
+        guards = said.guards(holding=guards_hold)
+        record = {**self.the_service.record, "guards": [g["guard"] for g in guards]}
+        Service.objects.filter(pk=self.the_service.pk).update(
+            record=record, environment=said.environment(release=release, mismatch=mismatch, broken=broken), releases=said.releases(release),
+            changed={"since": time.time() - 86400, "words": said.WORDS, "differences": None} if changed else None, model=said.MODEL if broken else [],
+            packages={**self.the_service.packages, "guards": guards})
+        self.the_service.refresh_from_db()
+        return self.the_service
+
     # ---- jobs ----
 
     def job(self, type: str, *, ago_s: float = 0.0, params: dict[str, Any] | None = None, claimed: bool = True,
@@ -250,6 +263,103 @@ class Story:
             self.say(job, EventType.FINDING, subject="preflight", level=level, title=title, why=why, fix="")
         self.finish_step(job, "preflight", took=4.0)
         return self.end(job, duration_s=15.3)
+
+    def shaped_plan(self, *, ago_s: float = 100.0, mode: str = "full", in_place: bool = False, way_back: bool = True,
+                    download_bytes: int | None = 6_210_000_000) -> Job:
+        """A finished plan that restores, or one in place, with or without a way back."""
+        job = self.job("plan", ago_s=ago_s, params={"channel": "practice", "version": None, "coupling": True, "mode": mode}, steps=STEPS[:2])
+        made = plan()
+        if mode == "restore":
+            made["packages"] = [{**p, "new": p["old"], "change": "same"} for p in made["packages"] if p["old"]]
+        backup = f"/opt/llm/venv.roundhouse-{NEW}"
+        made |= {"mode": mode, "in_place": in_place, "ways": said.WAYS, "restore": ["vllm"] if mode == "restore" else [], "edited": ["vllm"],
+                 "download_bytes": download_bytes,
+                 "rollback": {"possible": way_back, "why": "" if way_back else "`/opt` has 3.1 GB free, a copy of `/opt/llm/venv` needs 11.4 GB",
+                              "backup": backup if in_place and way_back else None, "backup_bytes": 11_400_000_000 if in_place and way_back else None}}
+        self.step(job, "plan", log="Resolved 14 packages in 31ms\n", end=False)
+        self.say(job, EventType.PLAN_MADE, **made)
+        for found in made["findings"]:
+            self.say(job, EventType.FINDING, subject="plan", **found)
+        self.finish_step(job, "plan", note="planned")
+        return self.end(job, duration_s=12.0)
+
+    def impossible_plan(self) -> Job:
+        """A plan whose resolver found no solution."""
+        job = self.job("plan", ago_s=90, params={"channel": "practice", "version": "0.17.1", "coupling": True, "mode": "full"}, steps=STEPS[:2])
+        self.step(job, "plan", outcome="failed", note=said.CONFLICT["what"], log="  × No solution found when resolving dependencies:\n", took=2.0)
+        return self.end(job, "failed", reason=str(said.CONFLICT["what"]), error=said.CONFLICT, duration_s=2.2)
+
+    def put_on_shelf(self, job: Job, *, folder: str = f"20260302-102140-{OLD}") -> None:
+        """The four edits, one of them without a difference."""
+        for file in PATCHED:
+            self.say(job, EventType.SHELF_SAVED, folder=folder, path=file["path"], package="vllm", version="0.16.0rc2.dev313+practice", release=OLD,
+                     change="changed", size_bytes=file["size_bytes"], sha256=file["sha256"], pristine_sha256="b" * 64, diff=file.get("diff"),
+                     diff_cut=False, debris=said.DEBRIS if "deepseek" in file["path"] else [],
+                     note="" if file.get("diff") else "The wheel that it came from is not at hand",
+                     where=f"/srv/roundhouse/node/services/kimi-k25/shelf/{folder}/files/{file['path']}")
+
+    def checked(self, *, ago_s: float = 600.0, clean: bool = False) -> Job:
+        """An integrity check that found edits: one made after the service began, one file missing, one extra."""
+        job = self.job("integrity", ago_s=ago_s, steps=(("integrity", "Integrity", False),))
+        self.say(job, EventType.STEP_STARTED, step="integrity", title="Integrity", index=0, deadline_s=900)
+        now = time.time()
+        changed = [] if clean else [{**file, "mtime": now - 300 if n == 0 else now - 90000} for n, file in enumerate(PATCHED)]
+        site = "lib/python3.12/site-packages"
+        self.say(job, EventType.INTEGRITY, path="/srv", distributions=58, files=18412, bytes=8_300_000_000, unhashed=14, clean=clean, digest="x",
+                 changed=changed, more={},
+                 missing=[] if clean else [{"package": "numba", "path": f"{site}/numba/core/typing/asnumbatype.py", "change": "missing",
+                                            "sha256": None, "size_bytes": None, "note": "", "mtime": None}],
+                 extra=[] if clean else [{"package": "", "path": f"{site}/zz_debug.pth", "change": "extra", "sha256": "9" * 64, "size_bytes": 41,
+                                          "note": "a `.pth` file: Python runs it at every start", "mtime": now - 90000}],
+                 problems=[] if clean else ["`notes-0.1.dist-info` has no RECORD, so its files cannot be held against anything"])
+        self.finish_step(job, "integrity", note="all files match" if clean else "4 changed, 1 missing, 1 extra of 18,412 files", took=2.4)
+        return self.end(job, duration_s=2.6)
+
+    def good_fingerprint(self, job: Job) -> None:
+        self.say(job, EventType.FINGERPRINT, moment="good-start", changed=said.WORDS, since=time.time() - 86400,
+                 fingerprint={**self.fingerprint(NEW), "python": "3.12.1", "hash": "0123456789abcdef" * 4})
+
+    def environment_jobs(self) -> dict[str, Job]:
+        """One finished job of every kind that has to do with releases, guards, patches and recipes."""
+        made: dict[str, Job] = {}
+        job = self.job("build", ago_s=3000, params={"channel": "practice", "mode": "full"}, steps=STEPS[:5])
+        self.before_stop(job)
+        self.put_on_shelf(job)
+        self.say(job, EventType.FINDING, subject="verify", level="warning", title=said.CAME_BACK, why="", fix="")
+        made["build"] = self.end(job, duration_s=220.0)
+        job = self.job("rollback", ago_s=2400, params={"release": OLD, "smoke": True}, steps=(STEPS[1], *STEPS[4:11], STEPS[13]))
+        for name in ("preflight", "shelf"):
+            self.step(job, name)
+        self.put_on_shelf(job, folder=f"20260302-120000-{OLD}")
+        self.down(job)
+        self.warmup(job)
+        self.say(job, EventType.DOWNTIME_ENDED, service="kimi-k25", seconds=761.0, release=OLD)
+        self.finish_step(job, "warmup", took=755.0)
+        self.say(job, EventType.STEP_STARTED, step="smoke", title="Smoke tests", index=6, deadline_s=900)
+        self.smoke(job)
+        self.finish_step(job, "smoke", took=20.0)
+        self.good_fingerprint(job)
+        self.step(job, "report", note="")
+        made["rollback"] = self.end(job, duration_s=800.0, downtime_s=761.0)
+        job = self.job("remove-release", ago_s=1500, params={"release": BUILT}, steps=(("remove", "Remove", False),))
+        self.step(job, "remove", note="11.4 GB freed", log=f"removing {BUILT}\n")
+        made["remove-release"] = self.end(job, duration_s=4.0)
+        job = self.job("guards-apply", ago_s=1400, params={"guards": None}, steps=(("guards", "Guards", False),))
+        self.say(job, EventType.STEP_STARTED, step="guards", title="Guards", index=0, deadline_s=300)
+        self.say(job, EventType.GUARDS, results=said.guards(holding=True), applied=said.APPLIED)
+        self.finish_step(job, "guards", note="1 file edited, 3 of 3 hold", took=0.3)
+        made["guards-apply"] = self.end(job, duration_s=0.5)
+        job = self.job("shelf-forget", ago_s=1300, params={"entries": [{"folder": f"20260302-120000-{OLD}", "path": PATCHED[3]["path"]}]},
+                       steps=(("forget", "Forget", False),))
+        self.say(job, EventType.SHELF_FORGOTTEN, folder=f"20260302-120000-{OLD}", path=PATCHED[3]["path"])
+        self.step(job, "forget", note="1 patch forgotten", log="forgotten\n")
+        made["shelf-forget"] = self.end(job, duration_s=0.2)
+        job = self.job("recipe", ago_s=1200, params={"label": "all 8 GPUs, long context"}, steps=(("recipe", "Recipe", False),))
+        self.say(job, EventType.STEP_STARTED, step="recipe", title="Recipe", index=0, deadline_s=300)
+        self.say(job, EventType.RECIPE, **said.RECIPE)
+        self.finish_step(job, "recipe", note="58 packages", took=0.8)
+        made["recipe"] = self.end(job, duration_s=1.0)
+        return made
 
     def before_stop(self, job: Job, *, coupling: bool = True) -> dict[str, Any]:
         made = plan(coupling=coupling)
@@ -473,6 +583,8 @@ def full() -> Story:
     story.plan_job(ago_s=9000)
     story.redeploy(ago_s=8000)
     story.running_sweep()
+    story.environment(release=NEW)
+    story.checked(clean=True, ago_s=3000)
     Service.objects.filter(pk=story.the_service.pk).update(packages={**story.the_service.packages, "versions": {
         **VERSIONS, "vllm": "0.16.0rc2.dev344+practice", "flashinfer-python": "0.6.4+practice", "flashinfer-cubin": "0.6.4+practice"}})
     return story
@@ -483,8 +595,25 @@ def failing() -> Story:
     story = Story()
     story.node(stray=True)
     story.service(mismatch=True)
+    story.environment(mismatch=True, broken=True, changed=True, guards_hold=False)
     story.small_jobs()
     story.failed_redeploy()
+    return story
+
+
+def environments() -> Story:
+    """A patched environment with everything that can be done about it, and jobs of every kind that has to do with environments."""
+    story = Story()
+    story.node()
+    story.service()
+    story.redeploy(ago_s=6 * 86400)
+    story.environment(changed=True, guards_hold=False)
+    story.environment_jobs()
+    story.checked()
+    story.shaped_plan(mode="restore", ago_s=700, download_bytes=0)
+    story.shaped_plan(in_place=True, ago_s=500)
+    story.shaped_plan(in_place=True, way_back=False, ago_s=400, download_bytes=None)
+    story.impossible_plan()
     return story
 
 

@@ -27,7 +27,9 @@ def client(admin: User) -> Client:
 def test_a_redeploy_without_a_channel_is_told_what_works_without_one(client: Client) -> None:
     response = client.post("/services/practice/kimi-k25/plan/")
     assert response.status_code == 400
-    assert "Only the practice box has a channel today" in response.content.decode()
+    page = response.content.decode()
+    assert "An admin says in Settings where wheels come from" in page
+    assert "need no channel" in page
 
 
 @pytest.mark.parametrize("path", ["/", "/services/practice/kimi-k25/"])
