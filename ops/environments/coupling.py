@@ -1,20 +1,25 @@
 """Do the coupled packages agree? The rules are data (`coupling.toml`); this compares versions, nothing is imported.
 
-The same mismatch is fatal in one version and harmless in the next, so a finding's level depends on the leader's version.
+Two kinds: packages that must share a version though nothing says so (FlashInfer's three), and what a package's METADATA asks of
+another one (vLLM's torch and transformers). The same mismatch is fatal in one version and harmless in the next, so a finding's level
+depends on the leader's version. A fix is looked up in the channel before it is offered.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from packaging.markers import UndefinedEnvironmentName
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from ops.environments import channels
 from ops.environments.packages import EnvironmentPackages
 from ops.jobs.errors import OpsError
 
@@ -42,10 +47,22 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class Pinned:
+    """What a leader's METADATA asks of a member. `level`: of a finding; `otherwise`: what happens with another version."""
+
+    leader: str
+    member: str
+    level: str
+    otherwise: str
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CouplingFinding:
     """Packages that do not agree. `level`: "stop" (the service cannot start) or "warning".
 
-    `action` is the fix for programs: `{"do": "install" | "remove", "package", "version"}`; the fix is one that can succeed.
+    `action` is the fix for programs: `{"do": "install" | "remove" | "redeploy", "package", "version"}`; the fix is one that can succeed.
+    `packages`: name to installed version ("" where it is not installed).
     """
 
     level: str
@@ -60,22 +77,34 @@ class CouplingFinding:
 
 
 @cache
-def rules() -> tuple[Rule, ...]:
-    """The table, read once. Raises OpsError if the file is not as it should be."""
+def _table() -> tuple[tuple[Rule, ...], tuple[Pinned, ...]]:
     path = Path(__file__).with_name("coupling.toml")
     try:
         raw = tomllib.loads(path.read_text())
-        return tuple(
+        shared = tuple(
             Rule(leader=rule["leader"], bypass=rule.get("bypass", ""), members=tuple(
                 Member(name=member["name"], without=member["without"], fatal_below=member.get("fatal_below", ""),
                        ignored=member.get("ignored", ""), sources=tuple(member["sources"])) for member in rule["member"]))
             for rule in raw["rule"])
+        asked = tuple(Pinned(leader=rule["leader"], member=rule["member"], level=rule["level"], otherwise=rule["otherwise"],
+                             sources=tuple(rule["sources"])) for rule in raw["pinned"])
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise OpsError("The table of coupled packages cannot be read", why=f"{path}: {error!r}") from error
+    return shared, asked
+
+
+def rules() -> tuple[Rule, ...]:
+    """The packages that must share a version, read once. Raises OpsError if the file is not as it should be."""
+    return _table()[0]
+
+
+def pins() -> tuple[Pinned, ...]:
+    """The pairs where the leader's METADATA decides."""
+    return _table()[1]
 
 
 def coupled_names() -> list[str]:
-    """All names in the table, leaders first."""
+    """The packages that must share a version, leaders first."""
     return [name for rule in rules() for name in (rule.leader, *(member.name for member in rule.members))]
 
 
@@ -88,11 +117,12 @@ def public(version: str) -> str:
 
 
 def findings(packages: EnvironmentPackages | Mapping[str, str], *, available: Available | None = None,
-             env: Mapping[str, str] | None = None) -> list[CouplingFinding]:
+             indexes: Sequence[str] = (), env: Mapping[str, str] | None = None) -> list[CouplingFinding]:
     """What does not agree among the coupled packages; empty if all is well.
 
-    `packages`: an environment, or name to version. `available` looks a wheel up in the channel, so that installing is offered
-    only where it can succeed; without it, or where it does not know, the offer is to remove the optional package. `env` is the
+    `packages`: an environment, or name to version (then only what needs no METADATA is looked at). `available` looks a wheel up in the
+    channel, so that installing is offered only where it can succeed; without it, or where it does not know, the offer is to remove the
+    optional package. `indexes`: the addresses that the channel asks, to say whether FlashInfer's own is among them. `env` is the
     service's environment: with the leader's bypass variable set to 1 the import does not raise.
     """
     versions: dict[str, str] = packages.versions() if isinstance(packages, EnvironmentPackages) else {
@@ -106,8 +136,53 @@ def findings(packages: EnvironmentPackages | Mapping[str, str], *, available: Av
         for member in rule.members:
             version = versions.get(member.name)
             if version is not None and public(version) != public(leader):
-                found.append(_finding(rule, leader, member, version, bypassed, available))
+                found.append(_finding(rule, leader, member, version, bypassed, available, indexes))
+    if isinstance(packages, EnvironmentPackages):
+        for pinned in pins():
+            found += _against_metadata(packages, pinned, available)
     return found
+
+
+def _against_metadata(packages: EnvironmentPackages, pinned: Pinned, available: Available | None) -> Iterator[CouplingFinding]:
+    leader = packages.distributions.get(pinned.leader)
+    if leader is None:
+        return
+    for needed in _needs(leader.requires, pinned.member, packages.python_version):
+        version = packages.version(pinned.member)
+        if version is not None and _holds(needed, version):
+            continue
+        exact = next((spec.version for spec in needed.specifier if spec.operator == "==" and not spec.version.endswith(".*")), None)
+        if exact and available and available(pinned.member, exact):
+            fix = f"Install `{pinned.member}=={exact}`, then start the service again"
+            action = {"do": "install", "package": pinned.member, "version": exact}
+        else:
+            fix = f"Redeploy: a new release is resolved as a whole, with `{pinned.member}{needed.specifier}`"
+            action = {"do": "redeploy", "package": pinned.member, "version": exact or ""}
+        title = (f"`{pinned.leader}` {leader.version} needs `{pinned.member}{needed.specifier}`, but "
+                 + ("it is not installed" if version is None else f"{version} is installed"))
+        yield CouplingFinding(level=pinned.level, packages={pinned.leader: leader.version, pinned.member: version or ""}, title=title,
+                              why=pinned.otherwise, fix=fix, action=action)
+
+
+def _needs(requires: list[str], member: str, python_version: str | None) -> Iterator[Requirement]:
+    """What METADATA asks of `member` on that interpreter, extras left out. A line that cannot be read asks nothing."""
+    about: dict[str, str] = {"extra": ""}
+    if python_version:
+        about |= {"python_full_version": python_version, "python_version": ".".join(python_version.split(".")[:2])}
+    for text in requires:
+        try:
+            needed = Requirement(text)
+            if canonicalize_name(needed.name) == member and (needed.marker is None or needed.marker.evaluate(about)):
+                yield needed
+        except (InvalidRequirement, InvalidVersion, UndefinedEnvironmentName):
+            continue
+
+
+def _holds(needed: Requirement, version: str) -> bool:
+    try:
+        return needed.specifier.contains(version, prereleases=True)
+    except InvalidVersion:
+        return False
 
 
 def is_fatal(leader_version: str, member: Member) -> bool:
@@ -120,7 +195,8 @@ def is_fatal(leader_version: str, member: Member) -> bool:
         return True  # an unknown version is judged by the stricter rule
 
 
-def _finding(rule: Rule, leader: str, member: Member, version: str, bypassed: bool, available: Available | None) -> CouplingFinding:
+def _finding(rule: Rule, leader: str, member: Member, version: str, bypassed: bool, available: Available | None,
+             indexes: Sequence[str]) -> CouplingFinding:
     fatal = is_fatal(leader, member) and not bypassed
     wanted = public(leader)
     if bypassed:
@@ -134,9 +210,18 @@ def _finding(rule: Rule, leader: str, member: Member, version: str, bypassed: bo
         fix = f"Install `{member.name}=={wanted}`, then start the service again"
         action = {"do": "install", "package": member.name, "version": wanted}
     else:
-        known = "The channel has no" if there is False else "A plan looks up whether the channel has"
-        fix = f"Remove `{member.name}`: {member.without}. {known} `{member.name}=={wanted}`"
+        fix = f"Remove `{member.name}`: {member.without}. {_elsewhere(member.name, wanted, there, indexes)}"
         action = {"do": "remove", "package": member.name, "version": ""}
     return CouplingFinding(
         level="stop" if fatal else "warning", packages={rule.leader: leader, member.name: version},
         title=f"Packages do not agree: `{rule.leader}` is {leader}, `{member.name}` is {version}", why=why, fix=fix, action=action)
+
+
+def _elsewhere(name: str, wanted: str, there: bool | None, indexes: Sequence[str]) -> str:
+    """Where else the matching wheel could come from: what is known, and who may do something about it."""
+    address = channels.flashinfer_address()
+    if there is None:
+        return f"A plan looks up whether the channel has `{name}=={wanted}`"
+    if any(one.startswith(address.rstrip("/")) for one in indexes):
+        return f"The channel has no `{name}=={wanted}`, FlashInfer's own index included"
+    return f"The channel has no `{name}=={wanted}`; an admin may add FlashInfer's own index ({address}) to it, which may have it"

@@ -10,35 +10,42 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import tempfile
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import uv as uv_package
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
+from ops.environments import channels
+from ops.environments.channels import index_url, requirement, version
 from ops.jobs import commands
 from ops.jobs.errors import BadInput, CommandFailed, OpsError
 from ops.jobs.pipeline import Context
-from ops.records import Channel
+from ops.records import PUBLIC_INDEX, Channel
 
-INDEX_STRATEGIES = ("first-index", "unsafe-first-match")  # never best-match: it takes a final release of another CUDA before a nightly
-TEXT_LIMIT = 200  # characters of a requirement
-ENVIRONMENT = {"NO_COLOR": "1"}  # beside what ops/jobs/commands.py lets through, which is nothing of UV_* or PIP_*
-COMPILE_S = 300
+# Beside what ops/jobs/commands.py lets through, which is nothing of UV_* or PIP_*. An index that says nothing for so many seconds has not answered;
+# with the retries that is a minute or two, not the five that a plan may take in all.
+ENVIRONMENT = {"NO_COLOR": "1", "UV_HTTP_TIMEOUT": "20", "UV_HTTP_RETRIES": "2"}
+COMPILE_S = 900  # an index that tells no hashes (vLLM's nightly one) has its wheel fetched for the plan: some 300 MB
 VENV_S = 120
 INSTALL_S = 3600
+CLEAN_S = 600
+KEPT_LINES = 20  # of uv's own output, in an error that we cannot explain
+CONFLICTS_TOLD = 8
+
+__all__ = ["INSTALL_S", "LockedPackage", "LockedWheel", "NoSolution", "Origin", "Uv", "explain", "index_url", "read_annotations", "read_pylock",
+           "requirement", "source", "version"]
 
 
 class NoSolution(BadInput):
-    """The channel has no set of versions that fits; `why` says what conflicts with what."""
+    """The channel has no set of versions that fits; `why` says what conflicts with what, `facts["conflicts"]` the same, one sentence each."""
 
     kind = "no_solution"
 
@@ -61,59 +68,35 @@ class LockedPackage:
     version: str
     wheels: list[LockedWheel]
 
-
-def requirement(text: str) -> str:
-    """The requirement, parsed and written anew. Raises BadInput for anything but a name, extras and version specifiers."""
-    try:
-        if len(text) > TEXT_LIMIT or not text.isprintable():
-            raise BadInput(f"`{text[:60]}` is no requirement", why="It is too long, or has characters that do not print")
-        parsed = Requirement(text)
-    except InvalidRequirement as error:
-        raise BadInput(f"`{text[:60]}` is no requirement", why=str(error).splitlines()[0], hint="Write it like vllm==0.16.0") from error
-    if parsed.url or parsed.marker:
-        raise BadInput(f"`{text[:60]}` may not name an address or a marker", why="Wheels come from the channel only")
-    return str(parsed)
+    @property
+    def pin(self) -> str:
+        return f"{self.name}=={self.version}"
 
 
-def version(text: str) -> str:
-    """The version in its normal form. Raises BadInput if it is none."""
-    try:
-        if len(text) > TEXT_LIMIT or not text.isprintable():
-            raise InvalidVersion(text)
-        return str(Version(text))
-    except InvalidVersion as error:
-        raise BadInput(f"`{text[:60]}` is no version", hint="Write it like 0.16.0 or 0.16.0rc2.dev344") from error
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Why a package is in a resolution (`parents` need it; none: it was asked for), and the index or folder that it comes from."""
+
+    parents: list[str]
+    index: str | None
 
 
-def index_url(text: str) -> str:
-    """An index address. Raises BadInput unless it is http(s) without credentials (they would stand in everybody's `ps`)."""
-    try:
-        parts = urlsplit(text)
-        usable = parts.scheme in {"http", "https"} and bool(parts.hostname)
-    except ValueError:
-        usable = False
-    if not usable or not text.isprintable() or any(character.isspace() for character in text):
-        raise BadInput(f"`{text[:80]}` is no index address", hint="An index address starts with https://")
-    if parts.username is not None or parts.password is not None:
-        raise BadInput("An index address may not hold a user name or password", hint="Put them into the agent user's ~/.netrc")
-    return text
-
-
-def source(channel: Channel, *, strategy: str = "first-index") -> list[str]:
-    """uv's options for where wheels come from: offline from the wheelhouse, or the channel's indexes in their order."""
-    if channel.kind == "wheelhouse":
-        folder = Path(channel.wheelhouse)
-        if not folder.is_absolute() or not folder.is_dir():
+def source(channel: Channel) -> list[str]:
+    """uv's options for where wheels come from: offline from the wheelhouse, or the channel's indexes in their order. Raises BadInput for a channel
+    with a value that may not reach uv."""
+    channels.check(channel)
+    if channel.wheelhouse:
+        if not Path(channel.wheelhouse).is_dir():
             raise BadInput(f"The wheelhouse `{channel.wheelhouse}` of channel `{channel.name}` does not exist")
-        if "," in str(folder):
-            raise BadInput(f"The wheelhouse `{folder}` has a comma in its path", why="uv takes it for two places", hint="Move it to another path")
-        return ["--offline", "--no-index", "--find-links", str(folder)]
-    if strategy not in INDEX_STRATEGIES:
-        raise BadInput(f"Unknown index strategy `{strategy[:40]}`", hint=f"Use one of {', '.join(INDEX_STRATEGIES)}")
-    options = ["--default-index", index_url(channel.index_url)]  # always: without one uv asks its own default
+        return ["--offline", "--no-index", "--find-links", channel.wheelhouse]
+    # An index of our own is always named: without one uv asks the public index, which node.toml then has to allow by that word.
+    options = [] if channel.index_url == PUBLIC_INDEX else ["--default-index", channel.index_url]
     for extra in channel.extra_index_urls:  # asked before the default one, in this order
-        options += ["--index", index_url(extra)]
-    return [*options, "--index-strategy", strategy]
+        options += ["--index", extra]
+    options += ["--index-strategy", channel.index_strategy]
+    for name, value in sorted(channel.arguments.items()):
+        options += [f"--{name}", value]
+    return options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,38 +109,109 @@ class Uv:
     on_line: Callable[[str], None] | None = field(default=None, compare=False)
 
     def lock(self, requirements: Sequence[str], channel: Channel, *, python: str, no_deps: bool = False,
-             strategy: str = "first-index") -> list[LockedPackage]:
-        """What the channel gives for `requirements` on that interpreter. Raises NoSolution, or OpsError where an index does not answer."""
-        text = self._compile(requirements, channel, python, strategy, ["--format", "pylock.toml", *(["--no-deps"] if no_deps else [])])
-        return read_pylock(text)
+             among: Iterable[LockedPackage] = ()) -> list[LockedPackage]:
+        """What the channel gives for `requirements` on that interpreter. Raises NoSolution, or OpsError where an index does not answer.
 
-    def parents(self, requirements: Sequence[str], channel: Channel, *, python: str, strategy: str = "first-index") -> dict[str, list[str]]:
-        """For each package of the resolution the packages that need it; empty for those that were asked for."""
-        text = self._compile(requirements, channel, python, strategy, ["--annotation-style", "split"])
-        return read_annotations(text)
+        `among`: a resolution made just now that the answer must agree with; what it looked up is in the cache, so that the network is
+        asked for news only where it does not agree.
+        """
+        options = ["--format", "pylock.toml", *(["--no-deps"] if no_deps else [])]
+        pins = [package.pin for package in among]
+        if pins and not channel.wheelhouse:
+            try:
+                return read_pylock(self._compile(requirements, channel, python, options, pins=pins, from_cache=True))
+            except OpsError:  # something more is needed: another version, or a listing that is not in the cache
+                pass
+        return read_pylock(self._compile(requirements, channel, python, options))
+
+    def origins(self, locked: Sequence[LockedPackage], requirements: Sequence[str], channel: Channel, *, python: str) -> dict[str, Origin]:
+        """Why each package of a resolution made just now is in it, and where it comes from. Read from the cache (uv tells hashes and reasons in two
+        forms, so it is asked twice); the network is asked again only if the cache does not have it."""
+        options = ["--annotation-style", "split", "--emit-index-annotation"]
+        pins = [package.pin for package in locked]
+        if not channel.wheelhouse:
+            try:
+                return read_annotations(self._compile(requirements, channel, python, options, pins=pins, from_cache=True))
+            except OpsError:  # an index that forbids to keep its answers
+                pass
+        return read_annotations(self._compile(requirements, channel, python, options, pins=pins))
 
     def venv(self, path: Path, *, python: str) -> None:
         """Makes an environment at `path`, which may hold files already (our marker)."""
         self._run(["venv", "--no-project", "--allow-existing", "--no-python-downloads", "--python", python, "--", str(path)], VENV_S)
 
-    def install(self, env: Path, lock: Path, channel: Channel, *, strategy: str = "first-index") -> None:
-        """Installs exactly the lock file's wheels into `env`; each must have the hash that the lock names."""
-        self._run(["pip", "install", "--python", str(env / "bin" / "python"), "--no-build", "--no-deps", "--require-hashes", "--link-mode", "copy",
-                   "--no-python-downloads", *source(channel, strategy=strategy), "--requirement", str(lock)], INSTALL_S)
+    def install(self, env: Path, lock: Path, channel: Channel, *, reinstall: bool = False, offline: bool = False) -> None:
+        """Installs exactly the lock file's wheels into `env`; each must have the hash that the lock names. `reinstall`: also those that are there."""
+        self._run(["pip", "install", "--python", str(env / "bin" / "python"), "--no-deps", *self._exactly(channel, reinstall, offline),
+                   "--requirement", str(lock)], INSTALL_S, channel=channel.name)
 
-    def _compile(self, requirements: Sequence[str], channel: Channel, python: str, strategy: str, options: list[str]) -> str:
+    def sync(self, env: Path, lock: Path, channel: Channel, *, reinstall: bool = True, offline: bool = False) -> None:
+        """Makes `env` hold exactly the lock file's packages: others are removed, all are installed anew from wheels with the hashes of the lock.
+
+        `offline`: from uv's cache alone, after `fetch`: the service is down meanwhile, and no index can keep it down.
+        """
+        self._run(["pip", "sync", "--python", str(env / "bin" / "python"), *self._exactly(channel, reinstall, offline), "--", str(lock)], INSTALL_S,
+                  channel=channel.name)
+
+    def fetch(self, lock: Path, channel: Channel, python: str) -> None:
+        """Brings the lock file's wheels into the cache, unpacked and checked, without installing them anywhere."""
+        self.cache.mkdir(parents=True, exist_ok=True)
+        # uv fetches only to install. Links beside the cache take no room and go at once; the files in the cache stay.
+        folder = tempfile.mkdtemp(prefix="fetch-", dir=self.cache)
+        try:
+            self._run(["pip", "install", "--python", python, "--target", folder, "--no-deps", *self._exactly(channel, False, False, link="hardlink"),
+                       "--requirement", str(lock)], INSTALL_S, channel=channel.name)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def clean_cache(self, names: Iterable[str]) -> None:
+        """Drops everything that the cache knows of these packages, and nothing else: the next install unpacks their wheels anew."""
+        wanted = sorted({channels.names([requirement(name)])[0] for name in names})
+        if wanted:  # without a name uv would clean everything
+            self._run(["cache", "clean", "--", *wanted], CLEAN_S)
+
+    def at_hand(self, name: str, file: str) -> Path | None:
+        """Where the cache has that wheel unpacked; None: it would have to be fetched. uv's own layout, looked at without knowing more of it than
+        that a wheel lies below the package's name and is found by its version and tags."""
+        stem = file.removesuffix(".whl").split("-", 1)[-1]
+        for folder in self.cache.glob(f"wheels-v*/*/{name}/{stem}"):  # of the public index
+            if folder.is_dir():
+                return folder.resolve()
+        for folder in self.cache.glob(f"wheels-v*/*/*/{name}/{stem}"):  # of another one
+            if folder.is_dir():
+                return folder.resolve()
+        return None
+
+    @staticmethod
+    def _exactly(channel: Channel, reinstall: bool, offline: bool, *, link: str = "copy") -> list[str]:
+        there = source(channel)
+        return ["--no-build", "--require-hashes", "--link-mode", link, "--no-python-downloads", *(["--reinstall"] if reinstall else []),
+                *(["--offline"] if offline and "--offline" not in there else []), *there]
+
+    def _compile(self, requirements: Sequence[str], channel: Channel, python: str, options: list[str], *, pins: Sequence[str] = (),
+                 from_cache: bool = False) -> str:
+        there = source(channel)
         with tempfile.TemporaryDirectory(prefix="roundhouse-plan-") as folder:
             asked, given = Path(folder, "asked.txt"), Path(folder, "pylock.toml" if "--format" in options else "given.txt")
             asked.write_text("".join(f"{requirement(text)}\n" for text in requirements))
+            limits = [f"{one.name}=={one.version}" for one in channels.constraints(channel)]
+            named = {}
+            for count, texts in enumerate((limits, pins)):
+                if texts:
+                    file = Path(folder, f"limits-{count}.txt")
+                    file.write_text("".join(f"{text}\n" for text in texts))
+                    named[str(file)] = "--constraints"
             self._run(["pip", "compile", "--no-build", "--no-header", "--no-python-downloads", "--python", python,
-                       "--prerelease", "allow" if channel.prerelease else "if-necessary",
-                       *source(channel, strategy=strategy), *options, "--output-file", str(given), "--", str(asked)], COMPILE_S, channel=channel.name)
+                       "--prerelease", "allow" if channel.prerelease else "if-necessary", *there,
+                       *(["--offline"] if from_cache and "--offline" not in there else []), *options,
+                       *(word for file, option in named.items() for word in (option, file)), "--output-file", str(given), "--", str(asked)],
+                      COMPILE_S, channel=channel.name, quiet=from_cache)
             try:
                 return given.read_text()
             except OSError as error:
                 raise OpsError("uv left no resolution behind", why=str(error)) from error
 
-    def _run(self, arguments: list[str], timeout_s: float, *, channel: str = "") -> None:
+    def _run(self, arguments: list[str], timeout_s: float, *, channel: str = "", quiet: bool = False) -> None:
         argv = [uv_package.find_uv_bin(), "--no-config", "--no-progress", "--color", "never", "--cache-dir", str(self.cache), *arguments]
         if "SSL_CERT_FILE" in os.environ or "SSL_CERT_DIR" in os.environ:
             argv.insert(1, "--system-certs")
@@ -169,6 +223,8 @@ class Uv:
                 return
             lines.append(line.rstrip())
             del lines[:-200]
+            if quiet:
+                return
             if self.on_line:
                 self.on_line(line.rstrip())
             if self.context:
@@ -182,27 +238,91 @@ class Uv:
             raise explain(lines, error, channel=channel) from error
 
 
+# What uv says when it fails
+
+
 def explain(lines: Sequence[str], error: CommandFailed, *, channel: str = "") -> OpsError:
     """uv's own error, told in our three parts. `lines` are what it printed."""
     start = next((index for index, line in enumerate(lines) if line.startswith("error:")), None)
     if start is None:
-        killed = error.facts.get("code") == -signal.SIGKILL
-        return CommandFailed(
-            "uv was killed" if killed else error.what, why="\n".join(lines[-5:]) or error.why,
-            hint="Look at the kernel's log: it kills programs when memory runs out" if killed else "The step's log has all that it printed",
-            **error.facts)
+        return _unexplained(lines, error)
     title = lines[start].removeprefix("error:").strip()
-    causes = [re.sub(r"^\s*(cause:|hint:)?\s*", "", line).strip() for line in lines[start + 1:]]
+    causes: list[str] = []
+    hints: list[str] = []
+    for line in lines[start + 1:]:
+        text = re.sub(r"^\s*(cause:)?\s*", "", line).strip()
+        (hints if text.startswith("hint:") else causes).append(text)
     why = " ".join(cause for cause in causes if cause)
     told = f"channel `{channel}`" if channel else "channel"
+    whole = f"{title}. {why}" if why else title
     if "No solution found" in title:
-        return NoSolution(_conflict(why, told), why=why, hint="Choose another version or another channel; nothing has been changed")
-    if "Failed to fetch" in why or "Request failed" in title or "client error" in why:
-        return OpsError(f"An index of the {told} does not answer", why=f"{title}. {why}", kind="index_unreachable",
-                        hint="One index that does not answer fails the whole plan: try again, or ask an admin to look at the channel")
-    if "No space left" in why or "No space left" in title:
-        return OpsError("The disk is full", why=f"{title}. {why}", kind="disk_full", hint="Free some room, then run the job again")
-    return CommandFailed(f"uv failed: {title}", why=why, **error.facts)
+        if refused := re.search(r"An index (?:URL )?\((\S+)\) (?:returned a|could not be queried due to a lack of valid authentication credentials) "
+                                r"\(?(\d+ \w+)", " ".join(hints)):
+            return OpsError(f"An index of the {told} refuses: {refused[2]}", why=f"{refused[1]}. {why}", kind="index_unreachable",
+                            hint="Look at the address; credentials belong into the agent user's ~/.netrc")
+        return NoSolution(_conflict(why, told), why="\n".join([why, *hints]) if hints else why, conflicts=_conflicts(why),
+                          hint="Choose another version or another channel; nothing has been changed")
+    if mismatch := re.search(r"Hash mismatch for `([^`]+)`", whole):
+        return OpsError(f"A file of `{mismatch[1]}` is not the one that was planned", why=f"{whole}", kind="hash_mismatch",
+                        hint="The channel gives other bytes under the same name: make a new plan, and find out why")
+    if answered := _index_failure(whole, told):
+        return answered
+    if "No space left" in whole:
+        return OpsError("The disk is full", why=whole, kind="disk_full", hint="Free some room, then run the job again")
+    return CommandFailed(f"uv failed: {title}", why=why or "\n".join(lines[-KEPT_LINES:]), **error.facts)
+
+
+def _unexplained(lines: Sequence[str], error: CommandFailed) -> CommandFailed:
+    """uv ended without an `error:` line (killed, a panic, a refused argument): all that it said last, and where to look."""
+    killed = error.facts.get("code") == -signal.SIGKILL
+    said = "\n".join(lines[-KEPT_LINES:]) or error.why
+    command = " ".join(str(word) for word in error.facts.get("argv", []))[:2000]
+    return CommandFailed(
+        "uv was killed" if killed else error.what,
+        why=(said or "It printed nothing") + (f"\nThe command was: {command}" if command else ""),
+        hint="Look at the kernel's log: it kills programs when memory runs out" if killed else "The step's log has all that it printed",
+        **error.facts)
+
+
+def _index_failure(text: str, told: str) -> OpsError | None:
+    """An index that does not answer, answers with an error, or with something that is no index; None: it is something else."""
+    place = re.search(r"(?:Failed to fetch: |for url \(|Failed to download )`?(https?://[^\s`)]+)", text)
+    where = f" ({place[1]})" if place else ""
+    again = "One index that does not answer fails the whole plan: try again, or ask an admin to look at the channel"
+    if "operation timed out" in text:
+        return OpsError(f"An index of the {told} did not answer within {ENVIRONMENT['UV_HTTP_TIMEOUT']} s{where}", why=text, hint=again,
+                        kind="index_unreachable")
+    if status := re.search(r"HTTP status (?:server|client) error \((\d{3}[^)]*)\)", text):
+        return OpsError(f"An index of the {told} answers {status[1]}{where}", why=text, hint=again, kind="index_unreachable")
+    if "unexpected JSON" in text or "`Content-Type`" in text or "unexpected HTML" in text:
+        return OpsError(f"An index of the {told} answers with something that is no package index", why=text, kind="bad_index",
+                        hint="Look at the address: a log-in page or a proxy may stand in its place")
+    if "Failed to fetch" in text or "Request failed" in text or "client error" in text:
+        return OpsError(f"An index of the {told} does not answer", why=text, hint=again, kind="index_unreachable")
+    return None
+
+
+_SPEC = r"((?:==|>=|<=|~=|!=|<|>)\S+?)(?=[,.]?(?:\s|$))"  # the sentence's own comma or full stop does not belong to it
+
+
+def _depends(why: str) -> list[tuple[str, str, str]]:
+    return re.findall(rf"([^\s,]+) depends on ([\w.\[\]-]+?){_SPEC}", why)
+
+
+def _required(why: str) -> list[tuple[str, str]]:
+    """What was asked for by hand, as uv repeats it: `you require vllm==0.25.1 and numpy<1`; not what it concludes from that."""
+    stated = re.sub(r"we can conclude that you require [^.]*?(?=\.?(?:\s+And|$))", "", why)
+    found: list[tuple[str, str]] = []
+    for part in re.findall(r"you require ((?:[\w.\[\]-]+(?:==|>=|<=|~=|!=|<|>)\S+?(?: and )?)+)(?=[,.]?(?:\s|$))", stated):
+        found += re.findall(rf"([\w.\[\]-]+?){_SPEC}", part)
+    return found
+
+
+def _conflicts(why: str) -> list[str]:
+    """Each thing that takes part in the conflict, in a sentence of its own: what needs what, and what was asked for."""
+    told = [f"`{parent}` needs `{name}{spec}`" for parent, name, spec in _depends(why)]
+    told += [f"`{name}{spec}` is asked for" for name, spec in _required(why)]
+    return list(dict.fromkeys(told))[:CONFLICTS_TOLD]
 
 
 def _conflict(why: str, channel: str) -> str:
@@ -212,18 +332,34 @@ def _conflict(why: str, channel: str) -> str:
         return f"The {channel} has no `{name}` {wanted}" if relation == "==" else f"The {channel} has no `{name}{relation}{wanted}`"
     if unknown := re.search(r"(\S+) was not found in (?:the package registry|the provided package locations|the cache)", why):
         return f"The {channel} has no package `{unknown.group(1)}`"
-    spec_at_end = r"((?:==|>=|<=|~=|!=|<|>)\S+?)(?=[,.]?(?:\s|$))"  # the sentence's own comma or full stop does not belong to it
-    depends = re.findall(rf"(\S+) depends on ([\w.-]+?){spec_at_end}", why)
-    asked = re.findall(rf"you require ([\w.-]+?){spec_at_end}", why)
+    if empty := re.search(r"there are no versions of ([\w.\[\]-]+) and", why):
+        return f"The {channel} lists no version of `{empty.group(1)}`"
+    if python := re.search(r"the (?:current|requested) Python version \(([\d.]+)\) does not satisfy Python(\S+?),? and (\S+)", why):
+        return f"`{python[3]}` needs Python {python[2]}, the interpreter is {python[1]}"
+    if sources := re.search(r"(\S+) has no usable wheels", why):
+        return f"The {channel} has `{sources.group(1)}` only as source, and building it would run its code"
+    if tags := re.search(rf"(?:Because|and|because) ([\w.\[\]-]+?){_SPEC}? has no wheels with a matching (Python \w+|platform) tag", why):
+        machine = "this machine" if tags[3] == "platform" else "this Python"
+        return f"The {channel} has no wheel of `{tags[1]}{tags[2] or ''}` for {machine}"
+    depends, asked = _depends(why), _required(why)
     for parent, name, spec in depends:
         for other_name, other in asked:
-            if canonicalize_name(other_name) == canonicalize_name(name) and other != spec:
-                return f"`{parent}` needs `{name}{spec}`, but `{name}{other}` is asked for"
+            if _bare(other_name) == _bare(name) and other != spec:
+                return f"`{parent}` needs `{name}{spec}`, but `{other_name}{other}` is asked for"
     for index, (parent, name, spec) in enumerate(depends):
         for other_parent, other_name, other in depends[index + 1:]:
-            if canonicalize_name(name) == canonicalize_name(other_name) and spec != other:
+            if _bare(name) == _bare(other_name) and spec != other and parent != other_parent:
                 return f"`{parent}` needs `{name}{spec}`, but `{other_parent}` needs `{other_name}{other}`"
+    if only := re.search(r"only ([\w.\[\]-]+?)((?:==|>=|<=|<|>)\S+) is available and you require (\S+?)(?=[,.]?(?:\s|$))", why):
+        return f"The {channel} has no `{only[3]}`, only `{only[1]}{only[2]}`"
     return f"The {channel} has no set of versions that fits together"
+
+
+def _bare(name: str) -> str:
+    return canonicalize_name(name.partition("[")[0])
+
+
+# What uv writes
 
 
 def read_pylock(text: str) -> list[LockedPackage]:
@@ -254,16 +390,21 @@ def _locked(raw: dict[str, Any]) -> LockedPackage:
     return LockedPackage(canonicalize_name(raw["name"]), str(raw.get("version", "")), wheels)
 
 
-def read_annotations(text: str) -> dict[str, list[str]]:
-    """Package name to its parents, from a requirements file with `# via` comments."""
-    parents: dict[str, list[str]] = {}
-    current: list[str] = []
+def read_annotations(text: str) -> dict[str, Origin]:
+    """Package name to its parents and its index, from a requirements file with `# via` and `# from` comments."""
+    found: dict[str, tuple[list[str], list[str]]] = {}
+    parents: list[str] = []
+    indexes: list[str] = []
     for line in text.splitlines():
         if line and not line[0].isspace() and not line.startswith("#"):
             name = re.split(r"[=<>!~ \[;]", line, maxsplit=1)[0]
-            current = parents.setdefault(canonicalize_name(name), [])
+            parents, indexes = found.setdefault(canonicalize_name(name), ([], []))
             continue
-        told = line.strip().removeprefix("#").strip().removeprefix("via").strip()
-        if told and not told.startswith("-r "):
-            current += [canonicalize_name(part.strip()) for part in told.split(",")]
-    return parents
+        told = line.strip().removeprefix("#").strip()
+        if told.startswith("from "):
+            indexes.append(told.removeprefix("from ").strip())
+            continue
+        told = told.removeprefix("via").strip()
+        if told and not told.startswith("-"):  # -r, -c: a file of ours
+            parents += [canonicalize_name(part.strip()) for part in told.split(",")]
+    return {name: Origin(parents, indexes[0] if indexes else None) for name, (parents, indexes) in found.items()}

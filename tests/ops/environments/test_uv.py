@@ -59,7 +59,8 @@ def test_an_index_channel_resolves_with_hashes(index: str, tmp_path: Path):
     found = uv.Uv(cache=tmp_path / "cache").lock(["serving"], channel, python=sys.executable)
     assert [(package.name, package.version) for package in found] == [("numbers", "2.1"), ("serving", "1.0")]
     assert found[1].wheels[0].sha256 == wheelhouse.sha256(tmp_path / "wheels" / "serving-1.0-py3-none-any.whl")
-    assert uv.Uv(cache=tmp_path / "cache").parents(["serving"], channel, python=sys.executable) == {"numbers": ["serving"], "serving": []}
+    origins = uv.Uv(cache=tmp_path / "cache").origins(found, ["serving"], channel, python=sys.executable)
+    assert origins == {"numbers": uv.Origin(["serving"], index), "serving": uv.Origin([], index)}
 
 
 def test_an_index_that_does_not_answer_says_so(index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -91,14 +92,15 @@ def test_bad_index_addresses_are_refused(address: str):
 
 def test_a_strategy_that_takes_the_best_match_of_all_indexes_is_refused():
     with pytest.raises(BadInput):
-        uv.source(Channel(name="c", kind="index", index_url="https://example.org"), strategy="unsafe-best-match")
+        uv.source(Channel(name="c", kind="index", index_url="https://example.org", index_strategy="unsafe-best-match"))
 
 
 def test_a_wheelhouse_that_is_not_there_says_so(tmp_path: Path):
     channel = Channel(name="c", kind="wheelhouse", wheelhouse=str(tmp_path / "none"))
-    for wrong in (channel, dataclasses.replace(channel, wheelhouse="relative")):
-        with pytest.raises(BadInput, match="does not exist"):
-            uv.source(wrong)
+    with pytest.raises(BadInput, match="does not exist"):
+        uv.source(channel)
+    with pytest.raises(BadInput, match="absolute path"):
+        uv.source(dataclasses.replace(channel, wheelhouse="relative"))
 
 
 def test_a_comma_in_the_wheelhouse_path_is_refused(tmp_path: Path):
