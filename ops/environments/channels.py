@@ -327,7 +327,8 @@ def _value(spec: Mapping[str, Any], value: Any) -> Any:
         value = [line.strip() for line in value.splitlines() if line.strip()]
     if kind == "json" and isinstance(value, str):
         value = _json(value, spec["title"], name)
-    if not isinstance(value, forms.get(kind, str)) or (kind == "lines" and not all(isinstance(line, str) for line in value)):
+    fits = isinstance(value, forms.get(kind, str))
+    if not fits or (kind == "lines" and not all(isinstance(line, str) for line in value)):
         raise BadInput(f"`{spec['title']}` has the wrong form", why=f"It holds {str(value)[:60]!r}", field=name)
     if kind == "choice" and value not in spec["choices"]:
         raise BadInput(f"`{_shown(value)}` is no choice for `{spec['title']}`", hint=f"Use one of {', '.join(spec['choices'])}", field=name)

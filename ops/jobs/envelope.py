@@ -171,6 +171,8 @@ def verify(envelope: Envelope, config: NodeConfig, *, now: float, types: set[str
 
 def check_limits(envelope: Envelope, config: NodeConfig) -> None:
     """Raises Refused if the service or the channel lies outside of what `node.toml` allows."""
+    from ops.environments import channels
+
     if (record := envelope.service_record()) is not None:
         config.require_inside(record.root, config.service_roots, "service folder")
         config.require_inside(record.model_path, config.model_roots, "model folder")
@@ -178,13 +180,11 @@ def check_limits(envelope: Envelope, config: NodeConfig) -> None:
             config.require_inside(root, config.artifact_roots, "purge root")
         if record.manager == "systemd" and record.unit not in config.units:
             raise Refused(f"This node does not allow the unit `{record.unit}`", hint="The node's owner sets this in node.toml")
+        if record.in_place:
+            config.require_inside(record.environment, config.environment_roots, "environment to be changed in place")
     if (raw := envelope.snapshot.get("channel")) is not None:
         try:
-            channel = Channel.from_dict(raw)
+            channel = channels.check(Channel.from_dict(raw))
         except BadInput as error:
             raise Refused("The envelope's channel is not a channel record", why=str(error)) from error
-        if channel.kind == "wheelhouse":
-            config.require_inside(channel.wheelhouse, config.wheelhouse_roots, "wheelhouse")
-        for address in filter(None, [channel.index_url, *channel.extra_index_urls]):
-            if address not in config.index_urls:
-                raise Refused(f"This node does not allow the package index `{address}`", hint="The node's owner sets this in node.toml")
+        channels.allowed(channel, config)
