@@ -42,6 +42,7 @@ class Context:
     save_facts: Callable[[dict[str, Any]], None] = lambda facts: None
     lock_fds: tuple[int, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, Any] = field(default_factory=dict)  # what a step leaves for a later one of the same process; never written down
     step: str = ""
     deadline: float | None = None  # time.monotonic() of the running step
     undoing: bool = False

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from ops.environments import pruning, releases
+from ops.records import ServiceRecord
+
+
+def release(record: ServiceRecord, day: int, *, verified: bool = True, size: int = 1000) -> Path:
+    """A release as its manifest tells it."""
+    folder = record.releases / f"202601{day:02}-000000-0.1"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").touch()
+    (folder / releases.MANIFEST).write_text(json.dumps({"release": folder.name, "verified": verified, "size_bytes": size, "version": "0.1"}))
+    return folder
+
+
+def names(record: ServiceRecord) -> list[int]:
+    return sorted(int(found.name[6:8]) for found in releases.listing(record))
+
+
+@pytest.fixture
+def five(record: ServiceRecord) -> list[Path]:
+    """Days 1 to 5; day 4 is in use, day 2 is the last good one."""
+    made = [release(record, day) for day in range(1, 6)]
+    releases.switch(record, made[3])
+    releases.mark_good(record, made[1])
+    return made
+
+
+def test_the_oldest_go_until_the_number_fits(record: ServiceRecord, five: list[Path]):
+    assert pruning.prune(None, dataclasses.replace(record, keep_releases=4)) == [five[0].name]
+    assert names(record) == [2, 3, 4, 5]
+    assert pruning.prune(None, dataclasses.replace(record, keep_releases=4)) == []
+
+
+def test_the_live_the_last_good_and_the_one_before_stay_whatever_the_limit(record: ServiceRecord, five: list[Path]):
+    assert pruning.prune(None, dataclasses.replace(record, keep_releases=2)) == [five[0].name, five[4].name]
+    assert names(record) == [2, 3, 4]
+
+
+def test_a_verified_release_of_a_failed_redeploy_counts_and_goes(record: ServiceRecord, five: list[Path]):
+    """Day 5 is newer than the one in use: it was built, and never came to serve."""
+    assert pruning.prune(None, dataclasses.replace(record, keep_releases=2), keep=(five[0].name,)) == [five[4].name]
+
+
+def test_bytes_are_limited_too_the_oldest_first(record: ServiceRecord, five: list[Path]):
+    assert pruning.prune(None, dataclasses.replace(record, keep_bytes=5000)) == []
+    assert pruning.prune(None, dataclasses.replace(record, keep_bytes=4999)) == [five[0].name]
+    assert pruning.prune(None, dataclasses.replace(record, keep_bytes=1)) == [five[4].name]
+    assert names(record) == [2, 3, 4]
+
+
+def test_the_way_back_is_verified(record: ServiceRecord):
+    made = [release(record, 1), release(record, 2, verified=False), release(record, 3), release(record, 4)]
+    releases.switch(record, made[2])
+    assert pruning.prune(None, dataclasses.replace(record, keep_releases=2)) == [made[1].name, made[3].name]
+
+
+def test_an_environment_that_was_here_before_us_is_neither_counted_nor_touched(record: ServiceRecord, five: list[Path], tmp_path: Path):
+    (tmp_path / "env" / "bin").mkdir(parents=True)
+    releases.point(record.releases / releases.ADOPTED, tmp_path / "env")
+    adopted = dataclasses.replace(record, environment=str(tmp_path / "env"), keep_releases=5)
+    assert pruning.prune(None, adopted) == []
+    assert pruning.prune(None, dataclasses.replace(adopted, keep_releases=2)) == [five[0].name, five[4].name]
+    assert (record.releases / releases.ADOPTED / "bin").is_dir()
