@@ -128,6 +128,18 @@ def read(env: Path | str) -> EnvironmentPackages:
     return EnvironmentPackages(root, version, libraries, distributions, duplicates, problems, settings)
 
 
+def versions_in(library: Path) -> dict[str, str]:
+    """Name to version of the distributions in a folder outside of any environment; empty where it cannot be read."""
+    found: dict[str, str] = {}
+    try:
+        for location in _metadata_folders(library, []):
+            if (one := _read_one(location, [])) is not None:
+                found.setdefault(one.name, one.version)
+    except BadInput:
+        return {}
+    return found
+
+
 def describe(installed: EnvironmentPackages, manifest: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """Each distribution by name as pages and the announcement show it: name, version, installer, requested, size_bytes, source."""
     return [{"name": name, "version": found.version, "installer": found.installer, "requested": found.requested, "size_bytes": found.size_bytes,
