@@ -111,7 +111,7 @@ def test_redeploy_starts_a_plan_and_goes_to_it(visitor: Client, story: factory.S
     response = visitor.post(f"{SERVICE}plan/", {"idempotency_key": "a" * 32})
     job = Job.objects.get(type="plan")
     assert response.url == f"/plans/{job.number}/"
-    assert job.params == {"channel": "practice", "version": None, "coupling": True}
+    assert job.params == {"channel": "practice", "version": None, "coupling": True, "mode": "full"}
 
 
 def test_pressing_redeploy_twice_makes_one_plan(visitor: Client, story: factory.Story, redis_url: str) -> None:

@@ -1,0 +1,106 @@
+"""What nodes say that a service has, as the console keeps it: complete where it is right, nothing strange where it is not."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from dashboard import from_a_node, inventories
+from dashboard.announcements import apply_announcement
+from dashboard.models import Service
+from tests.dashboard.conftest import SERVICE
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ENVIRONMENT: dict[str, Any] = {
+    "release": "r1", "path": "/srv/a/releases/r1", "adopted": "/opt/vllm", "python": "3.12.1",
+    "distributions": [{"name": "vllm", "version": "0.16.0", "installer": "uv", "requested": True, "size_bytes": 4_000_000_000,
+                       "source": "not recorded"}],
+    "duplicates": [{"name": "numpy", "version": "1.26", "installer": None, "requested": False, "size_bytes": None, "source": ""}],
+    "problems": ["`numpy` is there twice"],
+    "requirements": [{"package": "torch", "needs": "sympy>=1.13", "found": None, "kind": "missing", "marker": ""}],
+    "cuda": [{"kind": "mixed", "level": "warning"}], "kernels": {"covered": {"12.0": "binary"}, "problem": None},
+    "coupling": [{"level": "stop", "title": "t"}], "at": 5.0}
+RELEASE: dict[str, Any] = {
+    "name": "r1", "path": "/srv/a/releases/r1", "kind": "adopted", "version": "0.16.0", "built_at": 4.0, "size_bytes": None, "verified": True,
+    "is_current": True, "is_last_good": False, "unfinished": False}
+CHANGED: dict[str, Any] = {"since": 3.0, "words": ["torch 2.9 -> 2.10"], "differences": {"packages": {"torch": ["2.9", "2.10"]}}}
+MODEL: list[dict[str, Any]] = [{"kind": "code", "level": "warning", "title": "auto_map", "why": "", "fix": ""}]
+WHOLE = {"environment": ENVIRONMENT, "releases": [RELEASE], "changed": CHANGED, "model": MODEL}
+
+
+def said(**inventory: Any) -> dict[str, Any]:
+    return {"node": "practice", "practice": True, "facts": {}, "services": [{"record": SERVICE, "packages": {}, **inventory}], "channels": []}
+
+
+def kept() -> dict[str, Any]:
+    service = Service.objects.get()
+    return {name: getattr(service, name) for name in WHOLE}
+
+
+def test_what_a_node_tells_is_kept_as_it_is() -> None:
+    apply_announcement(said(**WHOLE))
+    assert kept() == WHOLE
+
+
+def test_what_is_not_told_stays_as_it_was() -> None:
+    apply_announcement(said(**WHOLE))
+    apply_announcement(said())  # an older node
+    apply_announcement(said(environment=None, releases=None, model=None))  # one that has not read it yet
+    assert kept() == WHOLE
+    apply_announcement(said(changed=None, releases=[], model=[]))
+    assert kept() == {"environment": ENVIRONMENT, "releases": [], "changed": None, "model": []}
+
+
+def test_the_same_again_is_not_written_again() -> None:
+    apply_announcement(said(**WHOLE))
+    with CaptureQueriesContext(connection) as queries:
+        apply_announcement(said(**WHOLE))
+    assert not [query["sql"] for query in queries if query["sql"].startswith("UPDATE") and '"environment" =' in query["sql"]]
+
+
+@pytest.mark.parametrize("field", sorted(ENVIRONMENT))
+@pytest.mark.parametrize("odd", [None, 7, "text", [], {}, [None, 1, "x", []], {"a": {"b": 1}}, True])
+def test_a_part_of_another_form_is_left_out(field: str, odd: Any) -> None:
+    found = inventories.environment({**ENVIRONMENT, field: odd})
+    assert set(found) == set(ENVIRONMENT)
+    assert {name: value for name, value in found.items() if name != field} == {name: value for name, value in ENVIRONMENT.items() if name != field}
+    assert type(found[field]) in (type(ENVIRONMENT[field]), type(None))
+
+
+def test_too_much_is_cut() -> None:
+    many = {**ENVIRONMENT, "distributions": [{"name": f"p{n}", "version": "1" * 900} for n in range(5000)], "problems": ["x" * 9000] * 5000,
+            "cuda": [{"why": "x" * 100_000}], "kernels": {"problem": "x" * 100_000}}
+    found = inventories.environment(many)
+    assert (len(found["distributions"]), len(found["problems"]), len(found["problems"][0])) == (2000, 500, 2000)
+    assert (found["cuda"], found["kernels"], len(found["distributions"][0]["version"])) == ([], None, 200)
+    huge = inventories.changed({"since": 1, "words": ["a"], "differences": {"x": "y" * 1_000_000}})
+    assert huge == {"since": 1.0, "words": ["a"], "differences": None}
+
+
+def test_unknown_is_none_and_never_zero() -> None:
+    assert inventories.distribution({"name": "a"})["size_bytes"] is None
+    assert inventories.release({"name": "a"})["built_at"] is None
+    assert inventories.environment({})["at"] is None
+
+
+def test_random_json_never_stops_an_announcement() -> None:
+    chance = random.Random(11)
+
+    def value(depth: int) -> Any:
+        kind = chance.randint(0, 8 if depth < 4 else 5)
+        if kind < 6:
+            return [None, True, -1, 2**80, "x\u2028\u202e", 1.5][kind]
+        if kind == 6:
+            return [value(depth + 1) for _ in range(chance.randint(0, 4))]
+        return {name: value(depth + 1) for name in chance.sample([*ENVIRONMENT, *RELEASE, *CHANGED, "x"], 5)}
+
+    for _ in range(200):
+        apply_announcement(from_a_node.read(json.dumps(said(**{name: value(0) for name in WHOLE}))))
+    now = kept()
+    assert isinstance(now["releases"], list) and isinstance(now["model"], list)
