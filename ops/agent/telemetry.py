@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ops.agent.config import NodeConfig, NodePaths
+from ops.agent.inventory import Inventory
 from ops.gpus.source import GpuSnapshot
 from ops.jobs import redact
 from ops.jobs.errors import BadInput, OpsError
@@ -30,6 +31,7 @@ log = logging.getLogger("roundhouse.telemetry")
 VERSIONS = ("vllm", "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "torch", "transformers")
 OLD_S = 6.0  # a reading older than this is not shown as the present
 INTEGRITY_EVERY_S = 30 * 60.0  # hashing every file of an environment costs a processor second a gigabyte
+MODELS_EVERY_S = 10.0
 PACKAGES_EVERY_S = 2.0  # a look at folders' times; the packages are read only when these changed
 
 
@@ -89,12 +91,17 @@ class Telemetry:
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="service-status")
         self._asked: set[str] = set()
         self._lock = threading.Lock()
+        self.inventory = Inventory(lambda: records(self.paths), self._gpus.fresh)
 
     def start(self) -> Telemetry:
         Loop("gpus", self._read_gpus, 1.0, self._stop)
         Loop("services", self._read_services, 1.0, self._stop)
         Loop("packages", self._read_packages, PACKAGES_EVERY_S, self._stop)
         Loop("integrity", self._check_integrity, 1.0, self._stop)
+        Loop("environments", self.inventory.read_environments, PACKAGES_EVERY_S, self._stop)
+        Loop("models", self.inventory.read_models, MODELS_EVERY_S, self._stop)
+        Loop("kernels", self.inventory.read_kernels, PACKAGES_EVERY_S, self._stop)
+        Loop("changes", self.inventory.read_changes, PACKAGES_EVERY_S, self._stop)
         return self
 
     def stop(self) -> None:
@@ -120,7 +127,7 @@ class Telemetry:
         return self._packages_read and (self._gpus.at is not None or self._problem is not None)
 
     def announcement(self) -> dict[str, Any]:
-        """What the node has, as JSON. `packages` of a service is null until they were read."""
+        """What the node has, as JSON. `packages` of a service is null until they were read, `environment` too (`Inventory.of`)."""
         snapshot: GpuSnapshot | None = self._gpus.fresh()
         facts = {
             "driver": snapshot.driver if snapshot else None, "cuda": snapshot.cuda if snapshot else None,
@@ -133,7 +140,7 @@ class Telemetry:
             packages = self._packages.get(record.name)
             told = {**packages, "patched": self._patched.get(record.name)} if packages else None
             # Secrets stay here: a job's order brings the record back as it was announced, and the runner takes the whole one from services.d.
-            services.append({"record": redact.hide_in_record(record.as_dict()), "packages": told})
+            services.append({"record": redact.hide_in_record(record.as_dict()), "packages": told, **self.inventory.of(record.name)})
         return {"node": self.config.name, "at": time.time(), "practice": self.config.practice, "facts": facts, "services": services,
                 "channels": self._channels}
 
@@ -206,6 +213,7 @@ class Telemetry:
                 self._patched.pop(record.name, None)
             else:
                 report = integrity.check(current)
+                self.inventory.checked(record.name, current, report)
                 files = [{"package": found.package, "path": found.path, "change": found.change}
                          for found in [*report.changed, *report.missing, *report.extra]]
                 self._patched[record.name] = {"files": files[:200], "count": len(files), "checked_at": time.time()}

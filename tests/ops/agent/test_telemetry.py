@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +17,12 @@ from ops.records import ServiceRecord
 from ops.services import manager
 from ops.services.status import ServiceStatus
 from tests.fakes.node import FakeNode, until
+from tests.ops.agent.conftest import distribution
 
 SNAPSHOT = GpuSnapshot(gpus=[GpuReading(index=0, uuid="GPU-0", name="Fake", total_bytes=1 << 30, used_bytes=1 << 20)], driver="1", cuda="2")
+
+
+LOOPS = {"gpus", "services", "packages", "integrity", "environments", "models", "kernels", "changes"}
 
 
 class Source:
@@ -47,32 +48,6 @@ class Manager:
         return {1}
 
 
-def distribution(library: Path, name: str, version: str) -> None:
-    folder = library / f"{name.replace('-', '_')}-{version}.dist-info"
-    folder.mkdir(parents=True)
-    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
-    digest = base64.urlsafe_b64encode(hashlib.sha256(text).digest()).rstrip(b"=").decode()
-    (folder / "METADATA").write_bytes(text)
-    (folder / "RECORD").write_text(f"{folder.name}/METADATA,sha256={digest},{len(text)}\n{folder.name}/RECORD,,\n")
-
-
-@pytest.fixture
-def record(node: FakeNode) -> ServiceRecord:
-    """A service whose release has vllm and an older flashinfer-cubin."""
-    root = node.paths.services / "a"
-    release = root / "releases" / "20260101-000000-0.16.0"
-    library = release / "lib" / "python3.11" / "site-packages"
-    library.mkdir(parents=True)
-    (release / "pyvenv.cfg").write_text("version = 3.11.7\n")
-    (release / "bin").mkdir()
-    for name, version in (("vllm", "0.16.0"), ("flashinfer-python", "0.6.4"), ("flashinfer-cubin", "0.6.3")):
-        distribution(library, name, version)
-    (root / "current").symlink_to(release)
-    made = ServiceRecord(name="a", root=str(root), model_path=str(root), served_model_name="m", base_url="http://127.0.0.1:9")
-    (node.paths.announced / "a.json").write_text(json.dumps(made.as_dict()))
-    return made
-
-
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> tuple[Source, Manager]:
     source, services = Source(), Manager()
@@ -90,7 +65,7 @@ def running(node: FakeNode, record: ServiceRecord, fakes: tuple[Source, Manager]
     for fake in fakes:
         fake.hangs.clear()
     made.stop()
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name in {"gpus", "services", "packages", "integrity"}], 15)
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name in LOOPS], 15)
 
 
 def test_a_sample_has_gpus_services_and_disk(running: Telemetry) -> None:
@@ -130,6 +105,15 @@ def test_an_announcement_has_versions_and_what_does_not_agree(running: Telemetry
     assert packages["release"] == "20260101-000000-0.16.0"
     assert said["facts"]["gpus"] == [{"index": 0, "name": "Fake", "total_bytes": 1 << 30}]
     json.dumps(said)
+
+
+def test_an_announcement_has_the_whole_environment_the_releases_and_the_model_folder(running: Telemetry, record: ServiceRecord) -> None:
+    told = until(lambda: (one := running.announcement()["services"][0])["environment"] and one["releases"] and one, 15)
+    assert [(one["name"], one["version"]) for one in told["environment"]["distributions"]] == [
+        ("flashinfer-cubin", "0.6.3"), ("flashinfer-python", "0.6.4"), ("vllm", "0.16.0")]
+    assert told["environment"]["distributions"][0]["size_bytes"] > 0
+    assert [release["name"] for release in told["releases"]] == ["20260101-000000-0.16.0"]
+    assert told["changed"] is None and isinstance(told["model"], list)
 
 
 def test_packages_are_read_again_only_when_the_environment_changed(
