@@ -158,6 +158,10 @@ def _shown(text: str) -> str:
 
 def check(channel: Channel) -> Channel:
     """The channel, if every value in it may reach uv. Raises BadInput naming the value that may not."""
+    words = {"name": channel.name, "kind": channel.kind, "preset": channel.preset, "index_strategy": channel.index_strategy, "commit": channel.commit}
+    for field, text in [*words.items(), *(("arguments", name) for name in channel.arguments)]:
+        if len(text) > TEXT_LIMIT or not text.isprintable():
+            raise BadInput(f"The field `{field}` of a channel has the wrong form", why=f"It holds `{_shown(text)}`")
     channel.check()
     if channel.wheelhouse:
         folder(channel.wheelhouse)
@@ -175,8 +179,6 @@ def check(channel: Channel) -> Channel:
         if address == PUBLIC_INDEX:
             raise BadInput("The public index can only be asked last", hint="Give it as the channel's package index")
         index_url(address)
-    if channel.index_strategy not in INDEX_STRATEGIES:
-        raise BadInput(f"Unknown index strategy `{_shown(channel.index_strategy)}`", hint=f"Use one of {', '.join(INDEX_STRATEGIES)}")
     for name, value in channel.arguments.items():
         argument(name, value)
     if len(channel.requirements) > LINES_LIMIT or len(channel.constraints) > LINES_LIMIT:
