@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from uv import find_uv_bin
 
 from ops.environments import integrity, patches, plan, pristine, releases, text_diff
 from ops.jobs.errors import BadInput, OpsError
@@ -43,7 +44,7 @@ def live(record: ServiceRecord, wheels: Path) -> Path:
 
 
 def install(release: Path, wheels: Path, *, cache: Path | None = None) -> None:
-    uv = plan.uv_runner.uv_package.find_uv_bin()
+    uv = find_uv_bin()
     options = ["--quiet", "--no-config", *(["--cache-dir", str(cache)] if cache else ["--no-cache"])]
     subprocess.run([uv, *options, "venv", "--python", sys.executable, str(release)], check=True)
     subprocess.run([uv, *options, "pip", "install", "--python", str(release / "bin/python"), "--offline", "--no-index", "--find-links", str(wheels),
