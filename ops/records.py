@@ -122,7 +122,7 @@ class ServiceRecord(Record):
     practice: bool = False
     environment: str = ""  # the environment that adoption found, absolute; "" where Roundhouse built every release itself
     in_place: bool = False  # that environment may not move: a redeploy changes it where it is
-    env_files: list[str] = field(default_factory=list)  # the unit's EnvironmentFile=, read by the launcher at each start, never copied
+    env_files: list[str] = field(default_factory=list)  # the unit's EnvironmentFile= (`-/path`: may be missing), read at each start, never copied
     keep_releases: int = 5  # at most so many releases stay, the live and the last good one among them
     keep_bytes: int | None = None  # and at most so many bytes of them
 
@@ -136,7 +136,7 @@ class ServiceRecord(Record):
                 raise BadInput(f"`{name}` of service `{self.name}` must be an absolute path")
         if not BASE_URL.match(self.base_url):
             raise BadInput(f"`{self.base_url[:80]}` of service `{self.name}` is no address", hint="Write it like http://127.0.0.1:8000")
-        for path in (*([self.environment] if self.environment else []), *self.env_files):
+        for path in (*([self.environment] if self.environment else []), *(path.removeprefix("-") for path in self.env_files)):
             if not path.startswith("/"):
                 raise BadInput(f"`{path[:200]}` of service `{self.name}` must be an absolute path")
         if self.in_place and not self.environment:

@@ -160,7 +160,7 @@ def take(paths: NodePaths, envelope: Envelope) -> Running:
     check_limits(envelope, config)
     context = context_for(paths, config, envelope, _silent)
     steps = steps_of(envelope, context)
-    secrets = redact.record_secrets(context.service.as_dict()) if context.service else []
+    secrets = _secrets(context.service) if context.service else []
     claimed = claim.claim(paths, envelope, steps=[step.describe() for step in steps], nudge=Nudge(paths.nudge_socket), secrets=secrets)
     cancel = CancelFlag(claimed.folder, said=lambda by: claimed.journal(EventType.JOB_CANCELLING, {"by": by}))
     running = Running(claimed, context, steps, cancel)
@@ -172,6 +172,12 @@ def take(paths: NodePaths, envelope: Envelope) -> Running:
 
     context.emit, context.cancel_wanted, context.lock_fds = emit, cancel, claimed.lock_fds
     return running
+
+
+def _secrets(record: ServiceRecord) -> list[str]:
+    from ops.services import launch
+
+    return redact.record_secrets({**record.as_dict(), "env": launch.variables(record)})  # also what its environment files hold
 
 
 def carry_out(running: Running) -> Outcome:

@@ -52,7 +52,9 @@ def api_key(record: ServiceRecord) -> str:
         name, sign, value = flag.partition("=")
         if name.replace("_", "-") == "--api-key":
             return value if sign else "".join(record.flags[index + 1:index + 2])
-    return record.env.get("VLLM_API_KEY", "")
+    from ops.services import launch  # here: the launcher's module is not needed by whoever only asks an address
+
+    return launch.variables(record).get("VLLM_API_KEY", "")
 
 
 def ask(base_url: str, path: str, *, payload: dict[str, Any] | None = None, timeout_s: float = 2.0, limit_bytes: int = 1 << 20,

@@ -7,6 +7,9 @@
     flags.json    only the flags, as a list, for people and for the fingerprint
     env.json      environment variables, mode 0600
 
+Variables out of files (`record.env_files`, the EnvironmentFile= of an adopted unit) are read at each start, and override env.json as systemd
+does: what is secret stays in those files, and a change of them counts from the next start on.
+
 It needs sh to find itself, and the release's own interpreter for the rest. `record.json` beside it is the record that they came from.
 """
 
@@ -17,6 +20,7 @@ from pathlib import Path
 
 from ops.jobs.errors import BadInput, OpsError
 from ops.records import ServiceRecord
+from ops.services import env_files
 from ops.services.state import write_file
 
 LAUNCH = """\
@@ -29,10 +33,12 @@ release=$(readlink -f -- "$folder/current") || { echo "launch: $folder/current p
 exec "$release/bin/python" -I "$folder/launch.py" "$release"
 """
 
-LAUNCHER = '''\
-"""Written by Roundhouse: becomes `vllm serve MODEL FLAGS...` of the release given as the only argument."""
+_BECOME = """\
+
+
+# ---- the launcher ----
+
 import json
-import os
 import sys
 
 release = sys.argv[1]
@@ -42,6 +48,7 @@ with open(os.path.join(folder, "launch.json"), encoding="utf-8") as file:
 with open(os.path.join(folder, "env.json"), encoding="utf-8") as file:
     given = json.load(file)
 environment = {**os.environ, **given}
+overlay(environment, settings["env_files"])
 # ninja and other tools lie in the environment's bin, which a unit does not have on its PATH by itself.
 environment["PATH"] = os.pathsep.join([os.path.join(release, "bin"), environment.get("PATH", "/usr/local/bin:/usr/bin:/bin")])
 environment["VIRTUAL_ENV"] = release
@@ -52,7 +59,10 @@ program = os.path.join(release, "bin", "vllm")
 arguments = [program, "serve", settings["model"], *settings["flags"]]
 sys.stdout.flush()
 os.execve(program, arguments, environment)
-'''
+"""
+# One reader of environment files, here and in the launcher, which cannot import ours: it runs in the release's own interpreter
+LAUNCHER = ("# Written by Roundhouse: becomes `vllm serve MODEL FLAGS...` of the release given as the only argument.\n"
+            + Path(env_files.__file__).read_text(encoding="utf-8") + _BECOME)
 
 
 def launch_path(record: ServiceRecord) -> Path:
@@ -68,7 +78,7 @@ def write(record: ServiceRecord) -> Path:
     texts = {
         "launch": (LAUNCH, 0o755),
         "launch.py": (LAUNCHER, 0o644),
-        "launch.json": (_json({"model": record.model_path, "flags": record.flags}), 0o600),
+        "launch.json": (_json({"model": record.model_path, "flags": record.flags, "env_files": record.env_files}), 0o600),
         "flags.json": (_json(record.flags), 0o600),
         "env.json": (_json(record.env), 0o600),
         "record.json": (_json(record.as_dict()), 0o600),
@@ -83,6 +93,20 @@ def write(record: ServiceRecord) -> Path:
     except OSError as error:
         raise OpsError(f"The launcher of service `{record.name}` cannot be written in `{record.root}`", why=str(error)) from error
     return launch_path(record)
+
+
+def variables(record: ServiceRecord) -> dict[str, str]:
+    """The service's variables as its launcher sets them: `record.env`, and over it what its environment files hold now.
+
+    A file that this process may not read, or that is gone, is left out: whoever asks wants to know a value, not to start the service.
+    """
+    found = dict(record.env)
+    for path in record.env_files:
+        try:
+            found.update(env_files.read(path))
+        except (OSError, ValueError):
+            continue
+    return found
 
 
 def _json(value: object) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from ops.jobs.errors import BadInput
 from ops.records import ServiceRecord
-from ops.services import launch
+from ops.services import env_files, launch
 
 STRANGE = ["--port", "1", "--name", "a b", "it's", '"q"', "$(touch x)", "*", "--json={\"a\": [1, 2]}", "back\\slash", "line\nbreak", "ü", ""]
 
@@ -24,6 +25,48 @@ def test_arguments_and_variables_arrive_exactly_as_given(make_record: Callable[.
     assert seen["argv"] == [str(release / "bin/vllm"), "serve", record.model_path, *STRANGE]
     assert seen["env"]["MINE"] == "a 'b' \"c\" $HOME\n"
     assert seen["env"]["PATH"] == f"{release}/bin:/usr/bin:/bin", "ninja of the environment is found"
+
+
+def started(record: ServiceRecord, tmp_path: Path, **env: str) -> dict[str, str]:
+    """The environment that the server gets."""
+    told = tmp_path / "told.json"
+    record.env = {**record.env, "FAKE_VLLM": json.dumps({"tell": str(told), "exit": 0})}
+    subprocess.run([str(launch.write(record))], env={"PATH": "/usr/bin:/bin", **env}, cwd="/", check=True, timeout=30)
+    return dict(json.loads(told.read_text())["env"])
+
+
+def test_environment_files_are_read_at_each_start_and_override(make_record: Callable[..., ServiceRecord], tmp_path: Path) -> None:
+    file = tmp_path / "vllm.env"
+    file.write_text("# tokens\nHF_TOKEN='can ary'\nMINE=\"from \\\nfile\"\nROUNDHOUSE_JOB=x\n")
+    record = make_record(env={"MINE": "from the record"}, env_files=[str(file), f"-{tmp_path}/missing.env"])
+    seen = started(record, tmp_path)
+    assert (seen["HF_TOKEN"], seen["MINE"]) == ("can ary", "from file") and "ROUNDHOUSE_JOB" not in seen
+    file.write_text("HF_TOKEN=new\n")
+    assert started(record, tmp_path)["HF_TOKEN"] == "new"
+    assert not [path for path in record.folder.iterdir() if path.is_file() and "can ary" in path.read_text()], "secrets stay in their file"
+    assert launch.variables(record)["HF_TOKEN"] == "new"
+
+
+def test_a_missing_environment_file_is_said_clearly(make_record: Callable[..., ServiceRecord], tmp_path: Path) -> None:
+    record = make_record(env_files=[f"{tmp_path}/missing.env"])
+    done = subprocess.run([str(launch.write(record))], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 127
+    assert done.stderr == f"launch: the environment file {tmp_path}/missing.env cannot be read: No such file or directory\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not Path("/usr/bin/python3").exists(), reason="needs root, and an interpreter that every user can run")
+def test_below_systemd_a_file_that_only_root_may_read_was_read_before(tmp_path: Path) -> None:
+    file = tmp_path / "secret.env"
+    file.write_text("HF_TOKEN=x\n")
+    file.chmod(0o600)
+    program = f"{Path(env_files.__file__).read_text()}\noverlay({{}}, [{str(file)!r}])\n"
+
+    def run(**env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["/usr/bin/python3", "-I", "-"], input=program, env=env, cwd="/", capture_output=True, text=True, check=False,
+                              timeout=30, user=65534, extra_groups=[])
+
+    assert run().returncode == 127 and "permission denied" in run().stderr
+    assert run(INVOCATION_ID="1").returncode == 0
 
 
 def test_files_with_variables_are_private(make_record: Callable[..., ServiceRecord]) -> None:
