@@ -195,7 +195,7 @@ def _table(distribution: Distribution, place: _Place, files: dict[str, _File]) -
             continue
         size = int(row[2]) if len(row) > 2 and row[2].isdecimal() else 0
         one = files.setdefault(key, _File(key, distribution.name, size))
-        if len(row) > 1 and row[1] and not _is_metadata(key):
+        if len(row) > 1 and row[1]:
             one.expected.append(row[1])
     listed = {key for key, _ in table}
     for name in _METADATA - {"RECORD"}:  # what an installer notes beside, without listing it
@@ -203,11 +203,6 @@ def _table(distribution: Distribution, place: _Place, files: dict[str, _File]) -
         if key not in listed and os.path.isfile(os.path.join(place.root, key)):
             files.setdefault(key, _File(key, distribution.name, 0))
     return table
-
-
-def _is_metadata(key: str) -> bool:
-    folder, name = os.path.split(key)
-    return name in _METADATA and folder.endswith(".dist-info")
 
 
 def _editable(distribution: Distribution, place: _Place) -> None:
