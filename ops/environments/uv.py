@@ -306,12 +306,13 @@ _SPEC = r"((?:==|>=|<=|~=|!=|<|>)\S+?)(?=[,.]?(?:\s|$))"  # the sentence's own c
 
 
 def _depends(why: str) -> list[tuple[str, str, str]]:
+    why = re.sub(r"all versions of (\S+) depend on", r"\1 depends on", why)
     return re.findall(rf"([^\s,]+) depends on ([\w.\[\]-]+?){_SPEC}", why)
 
 
 def _required(why: str) -> list[tuple[str, str]]:
     """What was asked for by hand, as uv repeats it: `you require vllm==0.25.1 and numpy<1`; not what it concludes from that."""
-    stated = re.sub(r"we can conclude that you require [^.]*?(?=\.?(?:\s+And|$))", "", why)
+    stated = re.sub(r"we can conclude that you require .*?(?=\.(?:\s|$))", "", why)
     found: list[tuple[str, str]] = []
     for part in re.findall(r"you require ((?:[\w.\[\]-]+(?:==|>=|<=|~=|!=|<|>)\S+?(?: and )?)+)(?=[,.]?(?:\s|$))", stated):
         found += re.findall(rf"([\w.\[\]-]+?){_SPEC}", part)
@@ -334,8 +335,8 @@ def _conflict(why: str, channel: str) -> str:
         return f"The {channel} has no package `{unknown.group(1)}`"
     if empty := re.search(r"there are no versions of ([\w.\[\]-]+) and", why):
         return f"The {channel} lists no version of `{empty.group(1)}`"
-    if python := re.search(r"the (?:current|requested) Python version \(([\d.]+)\) does not satisfy Python(\S+?),? and (\S+)", why):
-        return f"`{python[3]}` needs Python {python[2]}, the interpreter is {python[1]}"
+    if python := re.search(r"([^\s,]+) requires Python ?(\S+?),? (?:and|which|we)", why):
+        return f"`{python[1]}` needs Python {python[2]}, which this interpreter is not"
     if sources := re.search(r"(\S+) has no usable wheels", why):
         return f"The {channel} has `{sources.group(1)}` only as source, and building it would run its code"
     if tags := re.search(rf"(?:Because|and|because) ([\w.\[\]-]+?){_SPEC}? has no wheels with a matching (Python \w+|platform) tag", why):

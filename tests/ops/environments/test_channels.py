@@ -94,9 +94,10 @@ def test_good_argument_values(name: str, value: str):
 
 
 @pytest.mark.parametrize("name, value", [
-    ("torch-backend", ""), ("torch-backend", "cu"), ("torch-backend", "cu\u0661\u0662\u0669"), ("torch-backend", "--x"), ("exclude-newer", "30 days"),
-    ("exclude-newer", "2026-13-01"), ("exclude-newer", "2026-11-01T25:00:00Z"), ("exclude-newer", "P30D"), ("link-mode", "hardlink"),
-    ("config-file", "/etc/x"), ("index", "https://example.org"), *(("torch-backend", text) for text in HOSTILE), *(("exclude-newer", text) for text in HOSTILE),
+    ("torch-backend", ""), ("torch-backend", "cu"), ("torch-backend", "cu\u0661\u0662\u0669"), ("torch-backend", "--x"),
+    ("exclude-newer", "30 days"), ("exclude-newer", "2026-13-01"), ("exclude-newer", "2026-11-01T25:00:00Z"), ("exclude-newer", "P30D"),
+    ("link-mode", "hardlink"), ("config-file", "/etc/x"), ("index", "https://example.org"),
+    *(("torch-backend", text) for text in HOSTILE), *(("exclude-newer", text) for text in HOSTILE),
     *((text, "cu129") for text in HOSTILE)])
 def test_arguments_are_a_closed_set(name: str, value: str):
     with pytest.raises(BadInput):
@@ -153,8 +154,9 @@ def test_unknown_presets_and_fields_are_refused():
 
 
 @pytest.mark.parametrize("address", [
-    "https://user:pw@example.org/simple", "https://example.org/../up", "https://example.org/%2e%2e/up", "https://example.org/a?b=c",
-    "https://example.org/#x", "file:///tmp", "https://example.org:99999/", "https://exa mple.org", "//example.org", "https://[::1", "https://e.org/\\..\\x", "https://b\u00fccher.example"])
+    "https://user:pw@example.org/simple", "https://example.org/../up", "https://example.org/%2e%2e/up",
+    "https://example.org/a?b=c", "https://example.org/#x", "file:///tmp", "https://example.org:99999/",
+    "https://exa mple.org", "//example.org", "https://[::1", "https://e.org/\\..\\x", "https://b\u00fccher.example"])
 def test_an_address_is_plain_and_goes_nowhere_else(address: str):
     with pytest.raises(BadInput):
         channels.index_url(address)
