@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 from dashboard import diffs, job_story
 from dashboard.estimates import Usual, usual
-from dashboard.models import Job, JobEvent, Service, ShelvedPatch
+from dashboard.models import BenchmarkRun, Job, JobEvent, Service, ShelvedPatch
 from dashboard.templatetags.roundhouse import as_datetime
 from ops.jobs.events import EventType, JobState
 
@@ -117,9 +117,7 @@ def findings(said: dict[str, Any]) -> list[dict[str, Any]]:
     found += [_requirement(item) for item in listed(said.get("requirements"))]
     found += [_duplicate(item) for item in listed(said.get("duplicates"))]
     found += [_finding(item, "cuda") for item in listed(said.get("cuda"))]
-    looked = kernels(said.get("kernels"))
-    if looked and looked["finding"]:
-        found.append(looked["finding"])
+    found += (kernels(said.get("kernels")) or {}).get("findings", [])
     order = {"stop": 0, "warning": 1, "note": 2, "ok": 3}
     return sorted((item for item in found if item["title"]), key=lambda item: order.get(item["level"], 2))
 
@@ -137,6 +135,9 @@ def _finding(item: dict[str, Any], about: str) -> dict[str, Any]:
 
 def _requirement(item: dict[str, Any]) -> dict[str, Any]:
     package, needs, version = name_of(item.get("package")), text(item.get("needs")), text(item.get("found"))
+    if item.get("kind") == "unreadable":
+        return {"about": "requirements", "level": "note", "title": f"A requirement of `{package}` cannot be read: `{needs}`" if package else "",
+                "why": "Nobody can tell whether it is met", "fix": "", "names": [], "pair": []}
     missing = item.get("kind") == "missing" or not version
     marker = text(item.get("marker"))
     try:
@@ -157,25 +158,22 @@ def _duplicate(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def kernels(value: Any) -> dict[str, Any] | None:
-    """What is known of kernels for this node's GPUs: `{"words", "finding"}`; None where nobody looked."""
+    """What is known of kernels for this node's GPUs: `{"state" ("there", "missing", "compiled", "unknown"), "words", "findings"}`; None where
+    nobody looked."""
     said = told(value)
     if not said:
         return None
-    missing = said.get("missing")
-    lacking = [str(item) for item in missing if isinstance(item, str | int | float)] if isinstance(missing, list) else []
-    have = [str(item) for item in said.get("arch_list") or said.get("architectures") or [] if isinstance(item, str)]
-    problem = text(said.get("problem")) or text(said.get("why_unknown"))
-    if text(said.get("title")):
-        return {"words": text(said.get("title")), "finding": _finding(said, "kernels") if text(said.get("level")) not in ("ok", "") else None}
-    if lacking:
-        return {"words": "kernels are missing", "finding": {
-            "about": "kernels", "level": "stop", "title": f"torch has no kernels for this node's GPUs (compute capability {', '.join(lacking)})",
-            "why": f"It was built for {', '.join(have)}" if have else "", "fix": "Take a build of torch for this GPU from the channel",
-            "names": ["torch"], "pair": []}}
-    if problem:
-        return {"words": problem, "finding": {"about": "kernels", "level": "note", "title": "Kernels for this node's GPUs could not be looked at",
-                                              "why": problem, "fix": "", "names": [], "pair": []}}
-    return {"words": f"built for {', '.join(have)}" if have else "fits this node's GPUs", "finding": None}
+    built = [name for name in said.get("architectures") or [] if isinstance(name, str)] if isinstance(said.get("architectures"), list) else []
+    words, problem = f"built for {', '.join(built)}" if built else "", text(said.get("problem"))
+    found = [_finding({**item, "packages": ["torch"]}, "kernels") for item in listed(said.get("findings"))]
+    if found:
+        stops = any(item["level"] == "stop" for item in found)
+        return {"state": "missing" if stops else "compiled", "words": words, "findings": found}
+    if problem or not told(said.get("covered")):
+        unknown = {"about": "kernels", "level": "note", "title": "Whether torch has kernels for this node's GPUs is not known", "why": problem,
+                   "fix": "", "names": [], "pair": []}
+        return {"state": "unknown", "words": problem or words, "findings": [unknown] if problem else []}
+    return {"state": "there", "words": words, "findings": []}
 
 
 def lock_lines(service: Service, rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -209,7 +207,7 @@ def releases(service: Service) -> list[dict[str, Any]]:
     """Releases that the node keeps, newest first, with what this console measured on each; before the first announcement, those it built."""
     measured = _measured(service)
     live = text(told(service.status).get("release")) or text(told(service.packages).get("release"))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for item in listed(service.releases):
         name = text(item.get("name"))
         if not name:
@@ -221,6 +219,8 @@ def releases(service: Service) -> list[dict[str, Any]]:
                      "size": whole(item.get("size_bytes")), "kind": kind, "current": current, "last_good": good, "unfinished": unfinished,
                      "verified": item.get("verified") is True,
                      "can_switch": not current and not unfinished, "can_remove": not current and not good and kind != "adopted", **_numbers(about)})
+    for row in rows[:next((n for n, row in enumerate(rows) if row["current"]), 0)]:
+        row["newer"] = row["kind"] == "built"  # than the live one: to switch to it is no going back
     if not rows and not service.releases:  # a node of an older version: what is known is what was built from here
         rows = [{"name": name, "version": about["vllm"], "built_at": about["job"].created_at, "size": None, "kind": "built", "current": name == live,
                  "last_good": False, "unfinished": False, "verified": True, "can_switch": False, "can_remove": False, **_numbers(about)}
@@ -229,26 +229,34 @@ def releases(service: Service) -> list[dict[str, Any]]:
 
 
 def _numbers(about: dict[str, Any]) -> dict[str, Any]:
-    return {key: about.get(key) for key in ("job", "href", "warmup_s", "single", "best", "failed", "flashinfer", "versions")}
+    return {key: about.get(key) for key in ("job", "href", "warmup_s", "single", "best", "failed", "flashinfer", "versions")} | {"newer": False}
 
 
 def _measured(service: Service) -> dict[str, dict[str, Any]]:
-    """Release to what jobs of this console say of it: the job that built it, its warmup, its sweep. Newest first."""
+    """Release to what this console knows of it: the job that built it, its packages, its newest warmup, its newest sweep. Newest first."""
     found: dict[str, dict[str, Any]] = {}
-    for job in Job.objects.filter(service=service, type__in=BUILDS).prefetch_related("steps", "runs__levels")[:LOOKED_BACK]:
+    for job in Job.objects.filter(service=service, type__in=(*BUILDS, "rollback")).prefetch_related("steps")[:LOOKED_BACK]:
         _, after = job_story.release_words(job)
-        built = any(step.name == "verify" and step.state == "done" for step in job.steps.all())
-        if not after or not built or after in found:
-            continue
-        versions = {str(p.get("name")): text(p.get("new")) for p in listed(told(told(job.result).get("plan")).get("packages"))}
         failed = job.state in (JobState.FAILED, JobState.INTERRUPTED)
-        run = next((run for run in job.runs.all() if run.state == "done"), None)
-        levels = {level.concurrency: level.output_tok_s for level in run.levels.all()} if run else {}
-        found[after] = {"job": job, "href": f"/jobs/{job.number}/", "vllm": versions.get("vllm"), "flashinfer": versions.get("flashinfer-python"),
-                        "versions": {name: version for name, version in versions.items() if version}, "failed": failed and job.type == "redeploy",
-                        "warmup_s": told(told(job.result).get("warmup")).get("total_s") if not failed else None, "single": levels.get(1),
-                        "best": max((value for value in levels.values() if value is not None), default=None)}
-    return found
+        built = job.type in BUILDS and any(step.name == "verify" and step.state == "done" for step in job.steps.all())
+        if not after or (job.type in BUILDS and not built) or (job.type == "rollback" and failed):
+            continue
+        about = found.setdefault(after, {"job": None, "href": None, "vllm": None, "flashinfer": None, "versions": None, "failed": False,
+                                         "warmup_s": None, "single": None, "best": None, "tried": False})
+        if not failed and about["warmup_s"] is None:
+            about["warmup_s"] = told(told(job.result).get("warmup")).get("total_s")
+        if not about["tried"] and job.type != "build":  # the newest start of it says whether it comes up
+            about["tried"], about["failed"] = True, failed
+        if built and about["job"] is None:
+            versions = {str(p.get("name")): text(p.get("new")) for p in listed(told(told(job.result).get("plan")).get("packages"))}
+            about.update(job=job, href=f"/jobs/{job.number}/", vllm=versions.get("vllm"), flashinfer=versions.get("flashinfer-python"),
+                         versions={name: version for name, version in versions.items() if version})
+    for run in BenchmarkRun.objects.filter(service=service, state="done").prefetch_related("levels")[:LOOKED_BACK]:
+        about = found.get(run.release) or {}
+        if about and about["best"] is None:
+            levels = {level.concurrency: level.output_tok_s for level in run.levels.all() if level.output_tok_s is not None}
+            about.update(single=levels.get(1), best=max(levels.values(), default=None))
+    return {name: about for name, about in found.items() if about["job"] is not None or service.releases}
 
 
 def find_release(service: Service, name: str) -> dict[str, Any] | None:

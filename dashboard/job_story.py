@@ -156,7 +156,10 @@ def downtime_estimate(job: Job) -> dict[str, Any] | None:
     known = usual(Job.objects.filter(service=job.service, type__in=("redeploy", "restart", "rollback"),
                                      state__in=(JobState.SUCCEEDED, JobState.PARTIAL))
                   .prefetch_related("steps")[:EARLIER * 2], downtime_of=("redeploy", "restart", "rollback"))
-    told = ((job.result or {}).get("plan") or {}).get("estimate") or {}
+    plan = (job.result or {}).get("plan") or {}
+    told = plan.get("estimate") or {}
+    if plan.get("in_place") is True:
+        return _in_place_estimate(job, known)
     if known.downtime_s is not None:
         low, high = known.downtime_range or (None, None)
         return {"seconds": known.downtime_s, "low": low, "high": high, "from": f"from {known.downtimes} earlier "
@@ -166,6 +169,20 @@ def downtime_estimate(job: Job) -> dict[str, Any] | None:
         return {"seconds": told["warmup_s"], "low": None, "high": None, "from": f"the warmup alone, from {count} earlier "
                 + ("warmup" if count == 1 else "warmups"), "usual": known}
     return None
+
+
+def _in_place_estimate(job: Job, known: Usual) -> dict[str, Any] | None:
+    """In place the install is part of the downtime: from earlier ones in place, else a start and a build together, as they took apart."""
+    before = usual(Job.objects.filter(service=job.service, type="redeploy", params__in_place=True, state__in=DONE_STATES)
+                   .prefetch_related("steps")[:EARLIER * 2])
+    if before.downtime_s is not None:
+        low, high = before.downtime_range or (None, None)
+        return {"seconds": before.downtime_s, "low": low, "high": high, "usual": known, "from":
+                f"from {before.downtimes} earlier redeploy{'' if before.downtimes == 1 else 's'} in place"}
+    start, build = known.downtime_s if known.downtime_s is not None else known.warmup_s, known.steps.get("build")
+    if start is None or build is None:
+        return None
+    return {"seconds": start + build, "low": None, "high": None, "usual": known, "from": "a start and an install, as they took apart"}
 
 
 # ---- steps ----

@@ -48,6 +48,7 @@ def plan_context(found: Job) -> dict[str, Any]:
     findings = job_story.findings(found)
     artifacts = made.get("artifacts") or []
     estimate = job_story.downtime_estimate(found)
+    started = environment_story.start_estimate(found.service).downtime_s if found.service else None
     used = Job.objects.filter(type__in=environment_story.BUILDS, params__plan_job=str(found.pk)).first()
     in_place = made.get("in_place") is True
     return context | choices | {
@@ -58,7 +59,8 @@ def plan_context(found: Job) -> dict[str, Any]:
         "presets": preset_choices(),
         "blocked": any(f.get("level") == "stop" for f in findings) or found.state != JobState.SUCCEEDED, "card": service_card(found.service)
         if found.service else None,
-        "in_place": in_place, "no_way_back": dispatch.why_no_rollback(made), "rollback": environment_story.told(made.get("rollback")),
+        "in_place": in_place, "start_s": started, "no_way_back": dispatch.why_no_rollback(made),
+        "rollback": environment_story.told(made.get("rollback")),
         "ways": _ways(found, made), "restored": [str(name) for name in made.get("restore") or []] if isinstance(made.get("restore"), list) else [],
         "download": _download(made, changed),
         "patched": [_patched(f) for f in made.get("patched_files") or []], "guards": made.get("guards") or [],

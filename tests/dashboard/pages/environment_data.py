@@ -48,8 +48,13 @@ REQUIREMENTS = [
     {"package": "numba", "needs": "llvmlite<0.45,>=0.44.0dev0", "found": None, "kind": "missing", "marker": 'python_version >= "3.10"'}]
 CUDA = [{"level": "warning", "title": "Wheels for two CUDAs: `nvidia-nccl-cu12` beside torch for cu130", "why": "Both bring a libnccl.so.2",
          "fix": "A redeploy leaves the one out that torch does not ask for", "packages": {"nvidia-nccl-cu12": "2.27.5", "torch": "2.9.1+cu130"}}]
-KERNELS = {"arch_list": ["sm_90", "sm_100", "sm_120"], "missing": [], "capabilities": ["12.0"], "problem": None}
-KERNELS_LACKING = {"arch_list": ["sm_80", "sm_90"], "missing": ["12.0"], "capabilities": ["12.0"], "problem": None}
+KERNELS = {"torch": "2.9.1", "cuda": "13.0", "architectures": ["sm_90", "sm_100", "sm_120"], "covered": {"12.0": "binary"}, "missing": [],
+           "findings": [], "problem": None}
+KERNELS_LACKING = {
+    "torch": "2.9.1", "cuda": "13.0", "architectures": ["sm_80", "sm_90"], "covered": {"12.0": "missing"}, "missing": ["12.0"], "problem": None,
+    "findings": [{"level": "stop", "title": "torch 2.9.1 has no kernels for compute capability 12.0",
+                  "why": "It was built for sm_80, sm_90. The first kernel would end with: no kernel image is available for execution",
+                  "fix": "Install a build that lists sm_120"}]}
 
 
 def release(name: str, *, built_at: float | None, kind: str = "built", current: bool = False, good: bool = False, unfinished: bool = False,
