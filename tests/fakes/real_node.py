@@ -92,16 +92,13 @@ class RealNode:
     def adopt(self, env: Path) -> None:
         """Makes an environment that is there the service's release in use."""
         self.change(environment=str(env))
-        if not hasattr(releases, "adopt"):
-            self.record.releases.mkdir(parents=True)
-            (self.record.releases / "adopted").symlink_to(env)
-            self.record.current.symlink_to("releases/adopted")
-            return
         releases.adopt(self.record)
 
     def run(self, type: str, channel: Channel | None = None, *, plan: dict[str, Any] | None = None, **params: Any) -> Told:
         """Runs a job here, with its locks and its journal."""
         told = Told(outcome=None)  # type: ignore[arg-type]  # until it has ended
+        if self.record.in_place and type in ("redeploy", "rollback"):
+            params |= {"in_place": True, "environment": os.path.realpath(self.record.environment)}
         locks = sorted(KINDS[type].locks(self.record.name, params))
         envelope = Envelope.make(type=type, node="real", service=self.record.as_dict(), params=params, locks=locks,
                                  fence=claim.next_fences(self.paths, locks), by="test", now=time.time(),
