@@ -1,28 +1,34 @@
 """The story: what a redeploy does, step by step, in reading order.
 
 plan -> preflight -> build beside the live release -> verify -> keep patches -> stop -> GPUs free -> switch -> start -> warmup
--> smoke tests -> sweep -> purge -> report. Nothing before *stop* touches the service. A failure from *stop* on is undone in
-reverse order: the new process stopped, `current` put back, the old release started and watched until it answers.
+-> smoke tests -> sweep -> purge -> old releases -> report. Nothing before *stop* touches the service. A failure from *stop* on is undone
+in reverse order: the new process stopped, `current` put back, the old release started and watched until it answers.
+
+An environment that may not move goes another way between *preflight* and *start*: ops/redeploy_in_place.py. The way back to a kept
+release is ops/rollback.py.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
+from pathlib import Path
 from typing import Any
 
 from ops import report
 from ops.artifacts import purge as purging
 from ops.artifacts import scan
 from ops.benchmark import presets, sweep
-from ops.environments import fingerprint, guards, integrity, patches, plan, releases
+from ops.environments import building, fingerprint, guards, integrity, patches, plan, pruning, releases
+from ops.environments.integrity import IntegrityReport
+from ops.environments.pristine import Fetch
 from ops.gpus import processes
 from ops.gpus.open_source import open_source
-from ops.jobs.errors import OpsError
+from ops.jobs.errors import OpsError, Refused
 from ops.jobs.events import EventType
 from ops.jobs.pipeline import Context, Step
 from ops.records import Channel
-from ops.services import health, preflight, smoke, starting, stopping, warmup
+from ops.services import health, preflight, smoke, starting, state, stopping, warmup
 from ops.services.manager import manager_for
 
 GPUS_FREE_S = 60.0
@@ -31,24 +37,52 @@ UNDO_GPUS_S = 20.0  # a driver needs seconds to free memory; more would only len
 
 
 def steps(context: Context) -> list[Step]:
-    """All steps of a redeploy. Options in params: `smoke`, `sweep`, `purge` (default true), `preset`, `rollback`."""
+    """All steps of a redeploy. Options in params: `smoke`, `sweep`, `purge` (default true), `preset`, `rollback`, `mode`, `options`,
+    `accept_no_rollback`; for an environment that is changed in place also `in_place` (true) and `environment` (its real path)."""
+    from ops import redeploy_in_place
+
     wanted = context.params
-    chosen = [
+    before = [
         Step(name="plan", title="Plan", do=plan_again, deadline_s=600),
         Step(name="preflight", title="Preflight", do=check_host, deadline_s=300),
-        Step(name="build", title="Build", do=build, undo=remove_unused_release, deadline_s=3600),
-        Step(name="verify", title="Verify", do=verify, deadline_s=1800),
-        Step(name="shelf", title="Keep patches", do=keep_patches, deadline_s=300),
-        *restart_steps(undo_stop=start_last_good, switch=True),
     ]
-    if wanted.get("smoke", True):
-        chosen.append(Step(name="smoke", title="Smoke tests", do=smoke_tests, deadline_s=900))
+    if context.the_service.in_place:
+        chosen = [*before, *redeploy_in_place.steps(context)]
+    else:
+        chosen = [
+            *before,
+            Step(name="build", title="Build", do=build, undo=remove_unused_release, deadline_s=3600),
+            Step(name="verify", title="Verify", do=verify, deadline_s=1800),
+            Step(name="shelf", title="Keep patches", do=keep_patches, deadline_s=600),
+            *restart_steps(undo_stop=start_last_good, switch=True),
+        ]
+    chosen += smoke_steps(context)
     if wanted.get("sweep", True):
         chosen.append(Step(name="sweep", title="Sweep", do=run_sweep, deadline_s=6 * 3600))
     if wanted.get("purge", True):
         chosen.append(Step(name="purge", title="Purge", do=purge_chosen, deadline_s=900))
+    chosen.append(Step(name="prune", title="Old releases", do=prune, deadline_s=900))
     chosen.append(Step(name="report", title="Report", do=write_report, always=True, deadline_s=60))
     return chosen
+
+
+def build_steps(context: Context) -> list[Step]:
+    """Of a build job: a release is built and verified, and nothing is stopped. It can be rolled to like any other."""
+    if context.the_service.in_place:
+        raise Refused(f"The environment of service `{context.the_service.name}` is changed in place", why="Nothing can be built beside it",
+                      hint="Redeploy it, or take `in_place` out of its record")
+    return [
+        Step(name="plan", title="Plan", do=plan_again, deadline_s=600),
+        Step(name="preflight", title="Preflight", do=check_host, deadline_s=300),
+        Step(name="build", title="Build", do=build, undo=remove_unused_release, deadline_s=3600),
+        Step(name="verify", title="Verify", do=verify, deadline_s=1800),
+        Step(name="prune", title="Old releases", do=prune_built, deadline_s=900),
+    ]
+
+
+def smoke_steps(context: Context) -> list[Step]:
+    """Smoke tests, unless the job's params leave them out."""
+    return [Step(name="smoke", title="Smoke tests", do=smoke_tests, deadline_s=900)] if context.params.get("smoke", True) else []
 
 
 def restart_steps(*, undo_stop: Any, switch: bool = False) -> list[Step]:
@@ -57,6 +91,13 @@ def restart_steps(*, undo_stop: Any, switch: bool = False) -> list[Step]:
         Step(name="stop", title="Stop", do=stop, undo=undo_stop, downtime=True, deadline_s=900),
         Step(name="gpus-free", title="GPUs free", do=gpus_free, downtime=True, deadline_s=300),
         *([Step(name="switch", title="Switch", do=switch_release, undo=switch_back, downtime=True, deadline_s=60)] if switch else []),
+        *start_steps(),
+    ]
+
+
+def start_steps() -> list[Step]:
+    """Start, and the watch until the first healthy answer."""
+    return [
         Step(name="start", title="Start", do=start, undo=stop_failed_start, downtime=True, deadline_s=120),
         Step(name="warmup", title="Warmup", do=watch_warmup, downtime=True, deadline_s=2 * 3600),
     ]
@@ -88,25 +129,43 @@ def plan_again(context: Context) -> str:
     note = _tell(context, told)
     if blocking := [finding for finding in told["findings"] if finding["level"] == "stop"]:
         raise OpsError(blocking[0]["title"], why=blocking[0].get("why", ""), hint=blocking[0].get("fix", ""))
+    way_back = told.get("rollback") or {}
+    if way_back.get("possible") is False and not context.params.get("accept_no_rollback"):
+        raise Refused("There would be no way back", why=str(way_back.get("why") or "The environment cannot be copied beforehand"),
+                      hint="Nothing was changed. Confirm a second time that this is accepted, or make room for the copy", kind="no_rollback")
     return note
 
 
 def check_host(context: Context) -> str:
     findings = preflight.host(context, context.the_service, context.facts.get("plan"))
-    context.facts["guards"] = [g.as_dict() for g in guards.check(context.the_service)]
+    tell_guards(context)
     return _counted(findings)
 
 
+def tell_guards(context: Context, *, must_hold: bool = False) -> None:
+    """Says which guards hold. `must_hold`: raises OpsError for one that does not."""
+    results = guards.check(context.the_service)
+    context.facts["guards"] = [result.as_dict() for result in results]
+    if results:
+        context.emit(EventType.GUARDS, {"results": context.facts["guards"], "applied": []})
+    if must_hold and (failing := [result for result in results if not result.holds]):
+        raise OpsError(f"A guard does not hold: {failing[0].explains}", why="The service would start with another model configuration",
+                       hint=failing[0].fix, kind="guard")
+
+
 def build(context: Context) -> str:
-    release = releases.build(context, context.the_service, _channel(context), plan.from_dict(context.facts["plan"]))
+    release = releases.build(context, context.the_service, channel_of(context), plan.from_dict(context.facts["plan"]))
     context.facts["release"] = release.name
     return release.name
 
 
 def remove_unused_release(context: Context) -> str:
-    """Undo of *build*: a release that never passed its verification goes; one that did is kept for a look."""
+    """Undo of *build*: a release that never passed its verification goes; one that did is kept for a look, within the limits."""
     record, name = context.the_service, context.facts.get("release")
-    removed = releases.remove_unfinished(record, keep=None if not context.facts.get("verified") else name)
+    kept = name if context.facts.get("verified") else None
+    removed = releases.remove_unfinished(record, keep=kept)
+    if kept is not None:
+        removed += pruning.prune(context, record, keep=(kept,))
     return f"removed {', '.join(removed)}" if removed else ""
 
 
@@ -114,25 +173,79 @@ def verify(context: Context) -> str:
     record, confirmed = context.the_service, plan.from_dict(context.facts["plan"])
     release = record.releases / context.facts["release"]
     result = releases.verify(context, record, release, confirmed)
-    context.facts["files_checked"] = result.checked_files
+    context.facts["files_checked"], context.facts["cache_leaks"] = result.checked_files, result.leaks
     preflight.release(context, record, release, context.facts["plan"])
     context.facts["verified"] = True
-    return f"{result.checked_files:,} files match RECORD"
+    return f"{result.checked_files:,} files match RECORD" + ("; an edit had come back through uv's cache" if result.leaks else "")
 
 
 def keep_patches(context: Context) -> str:
     """What somebody typed into the old release is saved before the new one takes its place."""
     record = context.the_service
     current = releases.current(record)
+    if record.in_place and (name := releases.in_environment(record)) is not None:
+        current = releases.inside(record, name)  # what is about to be changed, whatever is in use
     if current is None:
         return "there is no release yet"
-    found = integrity.check(current)
-    if found.clean:
-        return "the old release has no patches"
-    saved = patches.save_to_shelf(record, current, found)
+    found = look_at_files(context, current)
+    tell_fingerprint(context, "before", current, found)
+    context.facts["extra"] = [finding.path for finding in found.extra]
+    if not found.findings:
+        return "the old release has no patches" if found.clean else "what could be checked has no patches"
+    saved = patches.save_to_shelf(record, current, found, job=context.job, emit=context.emit, fetch=_fetcher(context))
     shelf = record.folder / "shelf"
     context.facts["shelf"] = str(shelf / saved[0].relative_to(shelf).parts[0]) if saved else None
     return f"{len(saved)} files saved"
+
+
+def _fetcher(context: Context) -> Fetch | None:
+    """Brings wheels of the old release into uv's cache, so that the shelf can say what was edited; None where the job has no channel."""
+    if "plan" not in context.facts:
+        return None
+    confirmed, channel = plan.from_dict(context.facts["plan"]), channel_of(context)
+
+    def fetch(wanted: list[tuple[str, str, str | None]]) -> None:
+        same = {(package["name"], package["new"]): package.get("sha256") for package in confirmed.locked}
+        rows = [{"name": name, "new": version, "sha256": sha256 or same.get((name, version))} for name, version, sha256 in wanted]
+        if known := [row for row in rows if row["sha256"]]:  # without a hash nobody could say that it is the wheel that was installed
+            lock = context.folder / "pristine-lock.txt"
+            state.write_file(lock, "".join(map(releases.lock_line, known)))
+            building.uv_for(context, context.the_service).fetch(lock, channel, confirmed.python["path"])
+
+    return fetch
+
+
+def look_at_files(context: Context, release: Path) -> IntegrityReport:
+    """The release's files against RECORD; looked at once in a job, unless something has changed it since."""
+    reports: dict[str, IntegrityReport] = context.kept.setdefault("integrity", {})
+    if release.name not in reports:
+        reports[release.name] = integrity.check(release, progress=lambda done, total: context.progress(done, total, "files"))
+    return reports[release.name]
+
+
+def tell_fingerprint(context: Context, moment: str, release: Path | None, found: IntegrityReport | None = None) -> dict[str, Any] | None:
+    """Says all that could explain a number or a crash, and what of it changed since the last good start. It explains and decides nothing: what
+    cannot be read is a note, and the job goes on."""
+    record = context.the_service
+    try:
+        if release is not None and found is None:
+            found = look_at_files(context, release)
+        told = fingerprint.fingerprint(record, release=release, gpus=open_source(context.config).read(), report=found)
+        changed = fingerprint.changed_since_good(record, told)
+    except OpsError as error:
+        context.finding("fingerprint", "note", f"The fingerprint cannot be taken: {error.what}", why=error.why)
+        return None
+    context.facts["changed"] = changed["words"] if changed else []
+    context.emit(EventType.FINGERPRINT, {"moment": moment, "fingerprint": told, "changed": context.facts["changed"],
+                                         "since": changed["since"] if changed else None})
+    return told
+
+
+def look_before_restart(context: Context) -> str:
+    """Preflight of a restart: the host, and the fingerprint of what is about to be started again."""
+    note = check_host(context)
+    tell_fingerprint(context, "before", releases.current(context.the_service))
+    return note
 
 
 # ---- while the service is down ----
@@ -155,6 +268,7 @@ def gpus_free(context: Context) -> str:
 def switch_release(context: Context) -> str:
     record = context.the_service
     releases.switch(record, record.releases / context.facts["release"])
+    tell_guards(context, must_hold=True)
     return context.facts["release"]
 
 
@@ -183,7 +297,16 @@ def watch_warmup(context: Context) -> str:
     record = context.the_service
     result = warmup.watch(context, record)
     _answers(context)
+    remember_good_start(context)
     return f"healthy after {report.duration(result.total_s)}"
+
+
+def remember_good_start(context: Context) -> None:
+    """What it was that started well: later differences are told against it."""
+    record, release = context.the_service, releases.current(context.the_service)
+    told = tell_fingerprint(context, "good-start", release)
+    if told is not None and release is not None:
+        fingerprint.remember_good_start(record, told, release=release.name, job=context.job)
 
 
 def start_last_good(context: Context) -> str:
@@ -223,7 +346,7 @@ def _make_room(context: Context) -> None:
     if name is None or shutil.disk_usage(record.folder).free >= ROOM_BYTES:
         return
     built = record.releases / name
-    if built.is_dir() and name not in (_name(releases.current(record)), releases.last_good(record)):
+    if built.is_dir() and not built.is_symlink() and name not in (_name(releases.current(record)), releases.last_good(record)):
         releases.remove(record, built)
         context.log(f"The disk is full: removed release {name} to make room")
 
@@ -259,9 +382,9 @@ def run_sweep(context: Context) -> str:
         context.params.get("preset", "quick"), base_url=record.base_url, model=record.served_model_name,
         practice=record.practice, gpu_count=len(record.gpus) or None, **context.params.get("sweep_settings", {}),
     )
+    told = fingerprint.fingerprint(record, release=current, gpus=snapshot, report=look_at_files(context, current) if current else None)
     result = sweep.run(settings, emit=context.emit, cancel=context.cancel_wanted, runs_folder=context.paths.runs, power=power_w,
-                       api_key=health.api_key(record),
-                       fingerprint=fingerprint.fingerprint(record, release=current, gpus=snapshot))
+                       api_key=health.api_key(record), fingerprint=told)
     context.check()
     if result.state == "failed":
         raise OpsError("The sweep stopped early", why=result.reason, hint="What was measured is kept with the run")
@@ -291,11 +414,36 @@ def _purge(context: Context, listed: list[scan.Artifact], roots: list[str]) -> s
     return f"{len(result.deleted)} files, {result.freed_bytes / 1e6:.0f} MB freed"
 
 
-def write_report(context: Context) -> str:
-    record = context.the_service
+def prune(context: Context) -> str:
+    """The release that passed everything is the last good one from now on; of the older ones those go that are over the limits."""
+    mark_good(context)
+    return _prune(context, context.facts.get("previous"))
+
+
+def prune_built(context: Context) -> str:
+    return _prune(context, context.facts.get("release"))
+
+
+def _prune(context: Context, keep: str | None) -> str:
+    try:
+        removed = pruning.prune(context, context.the_service, keep=(keep, context.facts.get("release")))
+    except OpsError as error:  # what serves is not put at risk for disk space
+        context.finding("releases", "warning", error.what, why=error.why, fix="Remove it by hand")
+        context.facts["partial"] = error.what
+        return "an old release could not be removed"
+    context.facts["pruned"] = removed
+    return f"removed {', '.join(removed)}" if removed else "nothing is over the limits"
+
+
+def mark_good(context: Context) -> None:
+    """Remembers the job's release as the last good one, if nothing has failed."""
     if not context.facts.get("failure") and context.facts.get("release"):
-        releases.mark_good(record, context.facts["release"])
-    context.facts["guards"] = [g.as_dict() for g in guards.check(record)]
+        releases.mark_good(context.the_service, context.facts["release"])
+
+
+def write_report(context: Context) -> str:
+    mark_good(context)
+    context.facts["guards"] = [g.as_dict() for g in guards.check(context.the_service)]
     context.emit(EventType.REPORT, report.make(context))
     return ""
 
@@ -304,8 +452,10 @@ def write_report(context: Context) -> str:
 
 
 def _plan(context: Context) -> plan.Plan:
-    return plan.make(context.the_service, _channel(context), version=context.params.get("version"), coupling=context.params.get("coupling", True),
-                     log=context.log, config=context.config, progress=lambda done, total: context.progress(done, total, "files"))
+    params = context.params
+    return plan.make(context.the_service, channel_of(context), version=params.get("version"), coupling=params.get("coupling", True),
+                     mode=params.get("mode") or "full", options=params.get("options"), log=context.log, config=context.config,
+                     progress=lambda done, total: context.progress(done, total, "files"))
 
 
 def _tell(context: Context, told: dict[str, Any]) -> str:
@@ -317,14 +467,12 @@ def _tell(context: Context, told: dict[str, Any]) -> str:
     return f"{changed} of {len(told['packages'])} packages change"
 
 
-def _channel(context: Context) -> Channel:
+def channel_of(context: Context) -> Channel:
     return Channel.from_dict(context.snapshot.get("channel"))
 
 
 def _estimate(context: Context) -> dict[str, Any]:
     """Expected downtime from this service's own warmups; None before there is one."""
-    from ops.services import state
-
     known = [w["total_s"] for w in state.read(context.the_service).get("warmups", []) if w.get("total_s")]
     return {"warmup_s": sorted(known)[len(known) // 2] if known else None, "warmups": len(known)}
 

@@ -45,8 +45,9 @@ def make(context: Context) -> dict[str, Any]:
     plan = said.get(EventType.PLAN_MADE)
     failure = facts.get("failure")
     downtimes = said.get(EventType.DOWNTIME_ENDED, [])
-    built = "build" in facts.get("finished", [])
+    built = bool({"build", "install"} & set(facts.get("finished", [])))
     report: dict[str, Any] = {
+        "kind": "redeploy" if plan else "rollback",
         "service": record.name,
         "node": context.config.name,
         "practice": record.practice,
@@ -54,6 +55,9 @@ def make(context: Context) -> dict[str, Any]:
         "failure": failure,
         "rollback": facts.get("rollback", "none"),
         "release": {"before": facts.get("previous"), "after": facts.get("release")},
+        "in_place": record.in_place and "install" in facts.get("finished", []),
+        "changed_since_good": facts.get("changed", []),
+        "pruned": facts.get("pruned", []),
         "downtime_s": sum(d["seconds"] for d in downtimes) if downtimes else None,
         "reinstall": _reinstall(plan, facts) if plan and built else None,
         "cleanup": _cleanup(said.get(EventType.PURGE_RESULT)),
@@ -71,6 +75,8 @@ def _reinstall(plan: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
         "changed": changed,
         "same_count": len(plan["packages"]) - len(changed),
         "files_checked": facts.get("files_checked"),
+        "mode": plan.get("mode", "full"),
+        "cache_leaks": facts.get("cache_leaks", []),
         "patched": [{k: v for k, v in found.items() if k not in ("diff", "diff_lines")} for found in plan.get("patched_files", [])],
         "shelf": facts.get("shelf"),
     }
@@ -110,7 +116,8 @@ def _benchmark(said: dict[str, Any]) -> dict[str, Any] | None:
 def markdown(report: dict[str, Any]) -> str:
     """The report as Markdown, for a terminal, a ticket or a chat. Says PRACTICE wherever the numbers are simulated."""
     practice = " (PRACTICE: simulated GPUs and model)" if report["practice"] else ""
-    lines = [f"# Redeploy {report['service']} on {report['node']}{practice}", ""]
+    kind = "Redeploy" if report["kind"] == "redeploy" else "Roll back"
+    lines = [f"# {kind} {report['service']} on {report['node']}{practice}", ""]
     if report["failure"]:
         lines += [f"**Failed at {report['failure']['title']}**: {report['failure']['what']}", ""]
         if report["diagnosis"] and report["diagnosis"].get("text"):
@@ -127,9 +134,12 @@ def markdown(report: dict[str, Any]) -> str:
 
 def _reinstall_lines(report: dict[str, Any]) -> list[str]:
     part = report["reinstall"]
+    if part is None and report["kind"] == "rollback":
+        return [f"Nothing was installed: release `{report['release']['after']}` was here, before it `{report['release']['before']}` was in use."]
     if part is None:
         return ["Not reached."]
-    lines = [f"Release `{report['release']['after']}`, built beside `{report['release']['before']}`.", "",
+    how = "changed in place, the one before was" if report["in_place"] else "built beside"
+    lines = [f"Release `{report['release']['after']}`, {how} `{report['release']['before']}`.", "",
              "| package | before | after | why |", "| --- | --- | --- | --- |"]
     lines += [f"| {p['name']} | {p['old'] or 'absent'} | {p['new'] or 'removed'} | {p['why']} |" for p in part["changed"]]
     checked = f" {part['files_checked']:,} files match RECORD." if part["files_checked"] is not None else ""
@@ -137,16 +147,20 @@ def _reinstall_lines(report: dict[str, Any]) -> list[str]:
     if part["patched"]:
         names = ", ".join(f"`{p['path'].rsplit('/', 1)[-1]}`" for p in part["patched"])
         lines.append(f"{len(part['patched'])} patched files of the old release are on the patch shelf: {names}.")
+    lines += [f"{leak}." for leak in part["cache_leaks"]]
+    if part["mode"] == "restore":
+        lines.append("Packages that nobody had touched were copied from the release before, and held against RECORD again.")
     return lines
 
 
 def _cleanup_lines(report: dict[str, Any]) -> list[str]:
     part = report["cleanup"]
+    pruned = [f"Old releases removed: {', '.join(f'`{name}`' for name in report['pruned'])}."] if report["pruned"] else []
     if part is None:
-        return ["Nothing was purged."]
+        return ["Nothing was purged.", *pruned]
     lines = [f"{part['deleted_count']} files deleted, {part['freed_bytes'] / 1e6:.0f} MB freed."]
     lines += [f"Kept `{kept['path']}`: {kept['why']}" for kept in part["kept"]]
-    return lines
+    return lines + pruned
 
 
 def _service_lines(report: dict[str, Any]) -> list[str]:

@@ -36,7 +36,9 @@ from ops.jobs.journal import Journal, final_event, journal_path, sync_folder, wr
 # A runner says `job.finished`, then lets its locks go; the next job's order may already be here in that moment.
 LOCK_PATIENCE_S = 1.0
 # What a person does after a failed rollback: these may take a lock that is kept for a person; when they succeed it is free again.
-REPAIRS = frozenset({"restart", "practice-reset"})
+# A roll back is one of them: it ends with a release that serves and passed its tests, from whatever a failed undo left; without it nothing
+# but a person's shell would help where the release in use does not start.
+REPAIRS = frozenset({"restart", "rollback", "practice-reset"})
 
 
 class Attached(Exception):
@@ -116,8 +118,16 @@ def held(paths: NodePaths, lock: str) -> dict[str, Any] | None:
 
 
 def let_go(paths: NodePaths, lock: str) -> None:
-    """A person looked: the next job may begin."""
+    """A person looked: the next job may begin. What the same failed job kept besides (its environment's lock) goes with it."""
+    kept = held(paths, lock)
     held_file(paths, lock).unlink(missing_ok=True)
+    for path in paths.locks.glob("*.held") if kept else ():
+        try:
+            other = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue  # gone meanwhile, or not ours to judge: it stays
+        if isinstance(other, dict) and kept and other.get("job") == kept.get("job"):
+            path.unlink(missing_ok=True)
     sync_folder(paths.locks)
 
 
@@ -195,7 +205,7 @@ def claim(paths: NodePaths, envelope: Envelope, *, steps: Sequence[dict[str, Any
 def _check_lock(paths: NodePaths, envelope: Envelope, lock: str) -> None:
     if (kept := held(paths, lock)) and envelope.type not in REPAIRS:
         raise Busy(f"`{lock}` is kept for a person to look at", why=str(kept["why"]),
-                   hint="Look at the service, then restart it", lock=lock, job=kept["job"])
+                   hint="Look at the service, then restart it, or roll it back", lock=lock, job=kept["job"])
     fence, last = stored_fence(paths, lock)
     if last is not None and last != envelope.job and (paths.jobs / last).exists() and final_event(journal_path(paths, last)) is None:
         raise Busy(f"`{lock}` is in use", why=f"Job {last} stopped half way and is being put right", hint="Wait for it to end", lock=lock, job=last)

@@ -16,6 +16,12 @@ def _service_lock(service: str | None, params: dict[str, Any]) -> list[str]:
     return [f"service:{service}"]
 
 
+def _service_and_environment(service: str | None, params: dict[str, Any]) -> list[str]:
+    """An environment that is changed where it lies is locked as well: another service may run from it."""
+    environment = params.get("environment") if params.get("in_place") else None
+    return [f"service:{service}", *([f"env:{environment}"] if environment else [])]
+
+
 def _purge_lock(service: str | None, params: dict[str, Any]) -> list[str]:
     return ["node:purge"]
 
@@ -48,19 +54,45 @@ def _plan(context: Context) -> list[Step]:
 def _redeploy(context: Context) -> list[Step]:
     from ops import redeploy
 
+    _check_environment(context)
     return redeploy.steps(context)
+
+
+def _build(context: Context) -> list[Step]:
+    from ops import redeploy
+
+    return redeploy.build_steps(context)
+
+
+def _rollback(context: Context) -> list[Step]:
+    from ops import rollback
+
+    _check_environment(context)
+    return rollback.steps(context)
+
+
+def _check_environment(context: Context) -> None:
+    """The lock that an order took must be on the environment that its job changes. Raises Refused, before anything is claimed."""
+    from ops.environments import releases
+    from ops.jobs.errors import Refused
+
+    record, params = context.the_service, context.params
+    own = str(releases.environment(record)) if record.in_place else None
+    told = params.get("environment") if params.get("in_place") else None
+    if told != own:
+        raise Refused(f"The order is about the environment `{told}`, but service `{record.name}` is changed in `{own}`" if own and told
+                      else f"Service `{record.name}` is changed in place, and the order does not lock its environment `{own}`" if own
+                      else f"Service `{record.name}` is not changed in place", hint="Make a new plan and confirm it")
 
 
 def _restart(context: Context) -> list[Step]:
     from ops import redeploy
 
     chosen = [
-        Step(name="preflight", title="Preflight", do=redeploy.check_host, deadline_s=300),
+        Step(name="preflight", title="Preflight", do=redeploy.look_before_restart, deadline_s=600),
         *redeploy.restart_steps(undo_stop=redeploy.start_last_good),
     ]
-    if context.params.get("smoke", True):
-        chosen.append(Step(name="smoke", title="Smoke tests", do=redeploy.smoke_tests, deadline_s=900))
-    return chosen
+    return chosen + redeploy.smoke_steps(context)
 
 
 def _warmup(context: Context) -> list[Step]:
@@ -94,15 +126,30 @@ def _integrity(context: Context) -> list[Step]:
 def _check_integrity(context: Context) -> str:
     from ops.environments import integrity, releases
     from ops.jobs.errors import OpsError
+    from ops.services.manager import manager_for
 
     current = releases.current(context.the_service)
     if current is None:
         raise OpsError(f"Service `{context.the_service.name}` has no release", hint="Redeploy it first")
     found = integrity.check(current, progress=lambda done, total: context.progress(done, total, "files"))
-    context.emit(EventType.INTEGRITY, found.as_dict())
+    status = manager_for(context.the_service).status() if context.the_service.manager == "process" else None
+    newer = integrity.newer_than(found, status.started_at) if status is not None and status.started_at is not None else set()
+    context.emit(EventType.INTEGRITY, found.as_dict() | {
+        "release": current.name, "started_at": status.started_at if status else None, "newer": sorted(newer)[:integrity.LISTED]})
     if found.clean:
         return f"{found.checked_files:,} files match RECORD"
     return f"{len(found.changed)} changed, {len(found.missing)} missing, {len(found.extra)} extra of {found.checked_files:,} files"
+
+
+def _upkeep(name: str, title: str, function: str, *, undo: str = "", deadline_s: float = 900) -> Callable[[Context], list[Step]]:
+    """A kind of one step, which is a function of ops/upkeep.py."""
+
+    def steps(context: Context) -> list[Step]:
+        from ops import upkeep
+
+        return [Step(name=name, title=title, do=getattr(upkeep, function), undo=getattr(upkeep, undo) if undo else None, deadline_s=deadline_s)]
+
+    return steps
 
 
 def _practice_reset(context: Context) -> list[Step]:
@@ -131,12 +178,20 @@ def _reset_box(context: Context) -> str:
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (
     Kind(name="plan", title="Plan", locks=_no_lock, steps=_plan, mutates=False),
-    Kind(name="redeploy", title="Redeploy", locks=_service_lock, steps=_redeploy),
-    Kind(name="restart", title="Restart", locks=_service_lock, steps=_restart),
+    Kind(name="redeploy", title="Redeploy", locks=_service_and_environment, steps=_redeploy),
+    Kind(name="build", title="Build a release of", locks=_service_lock, steps=_build),
+    Kind(name="rollback", title="Roll back", locks=_service_and_environment, steps=_rollback),
+    Kind(name="restart", title="Restart", locks=_service_and_environment, steps=_restart),
     Kind(name="warmup", title="Watch warmup of", locks=_no_lock, steps=_warmup, mutates=False),
     Kind(name="sweep", title="Sweep", locks=_service_lock, steps=_sweep),
     Kind(name="purge", title="Purge", locks=_purge_lock, steps=_purge),
     Kind(name="smoke", title="Smoke tests", locks=_service_lock, steps=_smoke),
     Kind(name="integrity", title="Integrity of", locks=_no_lock, steps=_integrity, mutates=False),
+    Kind(name="remove-release", title="Remove a release of", locks=_service_lock,
+         steps=_upkeep("remove", "Remove the release", "remove_release", undo="finish_removal")),
+    Kind(name="guards-apply", title="Apply guards of", locks=_service_lock, steps=_upkeep("guards", "Apply guards", "apply_guards")),
+    # no service lock: what lies on the shelf is done with, and nobody should wait for a sweep to tidy up
+    Kind(name="shelf-forget", title="Forget patches of", locks=_purge_lock, steps=_upkeep("forget", "Forget patches", "forget_patches")),
+    Kind(name="recipe", title="Save a recipe of", locks=_no_lock, steps=_upkeep("recipe", "Save the recipe", "save_recipe"), mutates=False),
     Kind(name="practice-reset", title="Reset practice box", locks=_service_lock, steps=_practice_reset),
 )}

@@ -130,7 +130,8 @@ class ProcessManager:
         launcher = launch.launch_path(self.record)
         if not launcher.exists():
             raise OpsError(f"Service `{self.record.name}` has no launcher `{launcher}`", hint="It is written when a job starts the service")
-        release = self.record.current.resolve().name if self.record.current.exists() else None
+        live = self.record.release_in_use()
+        release = live.name if live is not None else self.record.current.resolve().name if self.record.current.exists() else None
         if release is None:
             raise OpsError(f"Service `{self.record.name}` has no release: `{self.record.current}` points nowhere", hint="Redeploy it first")
         logs = self.record.folder / "logs"

@@ -1,0 +1,66 @@
+"""Back to a kept release: nothing is fetched and nothing is built, so the service is down for one stop and one start.
+
+preflight -> keep patches -> stop -> GPUs free -> switch -> start -> warmup -> smoke tests -> report. A release that lies in a copy of an
+environment that may not move comes back by exchanging the two folders (ops/environments/in_place.py). A failure goes back again.
+"""
+
+from __future__ import annotations
+
+from ops import redeploy, redeploy_in_place, report
+from ops.environments import in_place, releases
+from ops.jobs.errors import BadInput
+from ops.jobs.pipeline import Context, Step
+from ops.services import preflight
+
+
+def steps(context: Context) -> list[Step]:
+    """Params: `release` (its name), `smoke` (default true)."""
+    return [
+        Step(name="preflight", title="Preflight", do=check, deadline_s=600),
+        Step(name="shelf", title="Keep patches", do=redeploy.keep_patches, deadline_s=600),
+        Step(name="stop", title="Stop", do=redeploy.stop, undo=redeploy.start_last_good, downtime=True, deadline_s=900),
+        Step(name="gpus-free", title="GPUs free", do=redeploy.gpus_free, downtime=True, deadline_s=300),
+        Step(name="switch", title="Switch", do=switch, undo=switch_back, downtime=True, deadline_s=120),
+        *redeploy.start_steps(),
+        *redeploy.smoke_steps(context),
+        Step(name="report", title="Report", do=redeploy.write_report, always=True, deadline_s=60),
+    ]
+
+
+def check(context: Context) -> str:
+    """The release can be used, the host is as it must be, and every guard holds: all before the service is touched."""
+    report.collect(context)
+    record = context.the_service
+    live = releases.current(record)
+    target = releases.inside(record, str(context.params.get("release") or ""))
+    if live is not None and target.name == live.name:
+        raise BadInput(f"The release `{target.name}` is in use already", hint="Restart the service if it does not answer")
+    release = releases.check_usable(record, target)
+    context.facts["previous"], context.facts["release"] = live.name if live else None, release.name
+    findings = preflight.host(context, record, {})  # not None: a release in use that is broken is a reason to go, not to stay
+    redeploy.tell_guards(context, must_hold=True)
+    if releases.kind_of(record, release) == "backup":
+        in_place.check_allowed(context, record)  # its programs name the environment's own place: they cannot be tried where they lie
+    else:
+        findings += preflight.release(context, record, release, None)
+    warnings = sum(1 for found in findings if found["level"] == "warning")
+    return f"{len(findings)} checked" + (f", {warnings} warnings" if warnings else "")
+
+
+def switch(context: Context) -> str:
+    record = context.the_service
+    release = releases.inside(record, context.facts["release"])
+    if releases.kind_of(record, release) == "backup":
+        in_place.exchange(record, redeploy_in_place.keep(context, in_place.begin_exchange(record, release)))
+    else:
+        releases.switch(record, release)
+    redeploy.tell_guards(context, must_hold=True)
+    return release.name
+
+
+def switch_back(context: Context) -> str:
+    """Undo of *switch*."""
+    change = redeploy_in_place.change_of(context)
+    if change is None:
+        return redeploy.switch_back(context)
+    return in_place.put_back(context.the_service, change, keep=True)
