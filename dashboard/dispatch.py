@@ -40,6 +40,7 @@ PARAMS_MAX_BYTES = 256 * 1024
 CHANGES = "changes"  # stream for the live view: what happened to which job
 CHANGES_KEPT = 1000
 CONTROL_KEPT = 1000
+IN_PLACE_KINDS = frozenset({"redeploy", "rollback", "restart"})  # they lock an environment that is changed where it is
 MODES = ("full", "restore")  # ways to make a release: ops/environments/plan.py
 LABEL_LENGTH = 120
 
@@ -62,7 +63,7 @@ def start(*, type: str, node: str | Node, service: str | Service | None = None, 
     the_service = _service(the_node, service)
     if kind.needs_service and the_service is None:
         raise BadInput(f"A {kind.title.lower()} job needs a service", hint="Choose one of the node's services")
-    params = dict(params or {})
+    params = {**(in_place_params(the_service) if the_service is not None and type in IN_PLACE_KINDS else {}), **(params or {})}
     if len(json.dumps(params)) > PARAMS_MAX_BYTES:
         raise BadInput("This job's settings are too big", why=f"At most {PARAMS_MAX_BYTES // 1024} KiB", hint="Ask for less at once")
     key = hashlib.sha256(f"{user.pk if user else ''}:{idempotency_key}".encode()).hexdigest() if idempotency_key else None
@@ -108,8 +109,7 @@ def start_redeploy(*, plan_job: Job, user: AbstractBaseUser | None, options: dic
         raise BadInput("This redeploy cannot be rolled back, and that was not confirmed", why=no_way_back,
                        hint="Confirm it on the plan's page, or make room for the backup copy and plan again", kind="no_rollback")
     params |= {"preset": options.get("preset") or "quick", "accept_no_rollback": accepted,
-               **{name: bool(options.get(name, True)) for name in ("smoke", "sweep", "purge", "rollback")},
-               **(in_place_params(_the_service(plan_job)) if plan.get("in_place") is True else {})}
+               **{name: bool(options.get(name, True)) for name in ("smoke", "sweep", "purge", "rollback")}}
     return start(type="redeploy", node=plan_job.node, service=plan_job.service, user=user, idempotency_key=idempotency_key, params=params,
                  snapshot=snapshot)
 
@@ -131,7 +131,7 @@ def start_rollback(*, service: Service, release: str, user: AbstractBaseUser | N
     if kept.get("unfinished") is True:
         raise BadInput(f"Release `{release}` was never finished", hint="Choose another, or remove it")
     return start(type="rollback", node=service.node, service=service, user=user, idempotency_key=idempotency_key,
-                 params={"release": release, "smoke": smoke, **in_place_params(service)})
+                 params={"release": release, "smoke": smoke})
 
 
 def start_remove_release(*, service: Service, release: str, user: AbstractBaseUser | None, idempotency_key: str | None = None) -> Job:
@@ -186,7 +186,7 @@ def why_no_rollback(plan: dict[str, Any]) -> str | None:
 
 
 def in_place_params(service: Service) -> dict[str, Any]:
-    """`in_place` and `environment` of a job that changes, or swaps, an environment where it is: they decide its lock. Empty for all others."""
+    """`in_place` and `environment` of a job about an environment that is changed where it is: they decide its lock. Empty for other services."""
     if service.record.get("in_place") is not True:
         return {}
     told = (service.environment or {}).get("adopted")  # as the node resolved it; the record may name it by a link
@@ -206,12 +206,6 @@ def _confirmed(plan_job: Job) -> tuple[dict[str, Any], dict[str, Any], dict[str,
     # The event rather than the row's summary: what was looked at is what is built, even if the summary should be shortened one day
     event = JobEvent.objects.filter(job=plan_job, type="plan.made").order_by("-seq").first()
     return plan, params, {"channel": plan_job.envelope["snapshot"]["channel"], "plan": event.data if event else plan}
-
-
-def _the_service(job: Job) -> Service:
-    if job.service is None:
-        raise BadInput(f"Job #{job.number} is for no service")
-    return job.service
 
 
 def cancel(job: Job, user: AbstractBaseUser | None) -> Job:
@@ -348,8 +342,7 @@ def _refuse_if_busy(node: Node, lock: str, type: str) -> None:
     if job.state == JobState.LOST:
         hint = f"Its node fell silent. Look at job #{job.number}; an admin can abandon it"
     elif job.is_final:
-        repair = "roll the service back" if lock.startswith("env:") else "restart the service"
-        why, hint = "Its rollback failed, so a person has to look first", f"Look at job #{job.number}, then {repair}"
+        why, hint = "Its rollback failed, so a person has to look first", f"Look at job #{job.number}, then restart the service, or roll it back"
     raise Busy(f"`{what}` is busy: job #{job.number} ({job.type}) is {job.state}", why=why, hint=hint, **job_summary(job))
 
 

@@ -62,11 +62,12 @@ def release(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def changed(raw: Any) -> dict[str, Any] | None:
-    """`since`, `words` and (unless they are too many) `differences`; None where nothing changed, or nothing is known."""
-    if not isinstance(raw, dict) or not (words := texts(raw.get("words"), FINDINGS_MAX)):
+    """`since`, `release`, `job`, `words` (empty: nothing changed) and (unless they are too many) `differences`; None: nothing to compare with."""
+    if not isinstance(raw, dict) or not isinstance(raw.get("words"), list):
         return None
     differences = raw.get("differences")
-    return {"since": number(raw.get("since")), "words": words, "differences": differences if _small(differences, CHANGED_BYTES) else None}
+    return {"since": number(raw.get("since")), "release": _text_or_none(raw.get("release"), 200), "job": _text_or_none(raw.get("job"), 40),
+            "words": texts(raw["words"], FINDINGS_MAX), "differences": differences if _small(differences, CHANGED_BYTES) else None}
 
 
 def findings(raw: Any) -> list[dict[str, Any]]:

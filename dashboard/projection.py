@@ -50,6 +50,12 @@ def _keep_for_a_person(lock: JobLock) -> None:
             return  # nobody had to look since then
 
 
+def _let_go_with(lock: JobLock) -> None:
+    """A repair succeeded: whatever the failed jobs before it kept besides (an environment's lock) goes as well, as on the node."""
+    failed = JobLock.objects.filter(node=lock.node, lock=lock.lock, fence__lt=lock.fence, job__rollback="failed", job__state__in=FINAL_STATES)
+    JobLock.objects.filter(job__in=failed.values("job"), held=True).update(held=False)
+
+
 class JobProjection:
     """Applies events to one job in memory; `save` writes what changed. Use within one transaction, with the job's row locked."""
 
@@ -144,6 +150,9 @@ class JobProjection:
             if job.type in REPAIRS and job.state != JobState.SUCCEEDED:
                 for lock in left:
                     _keep_for_a_person(lock)
+            elif job.type in REPAIRS:
+                for lock in left:
+                    _let_go_with(lock)
             return
         for lock in JobLock.objects.filter(job=job, held=False):
             JobLock.objects.filter(node=lock.node, lock=lock.lock, held=True, fence__lt=lock.fence).exclude(job=job).update(held=False)
@@ -271,7 +280,7 @@ class JobProjection:
         self.job.fingerprint = told
         self.fingerprint_dirty = True
         words = data.get("changed")
-        if isinstance(words, list):
+        if isinstance(words, list) and (words or "changed" not in self.job.result):  # at its end a good job has nothing left to tell
             self.job.result["changed"] = {"since": number(data.get("since")), "words": [text(one, 500) for one in words[:WORDS_KEPT]]}
             self.result_dirty = True
 

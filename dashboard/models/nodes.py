@@ -35,7 +35,7 @@ class Service(models.Model):
     packages = models.JSONField(default=dict)  # versions of interest, coupling findings, patched files: ops/agent/telemetry.py
     environment = models.JSONField(default=dict)  # all that is installed in its live release, with findings: ops/agent/inventory.py
     releases = models.JSONField(default=list)  # kept releases, newest first: ops/environments/releases.py Release.as_dict()
-    changed = models.JSONField(null=True)  # against the last good start: since, words, differences; null: nothing, or nothing to compare with
+    changed = models.JSONField(null=True)  # against the last good start: since, words, differences; null: nothing to compare with
     model = models.JSONField(default=list)  # findings about the model folder: ops/environments/model_folder.py
     practice = models.BooleanField(default=False)
     changed_at = models.DateTimeField(null=True)

@@ -195,7 +195,7 @@ def environment_of(record: ServiceRecord, snapshot: GpuSnapshot | None = None) -
     current, folder = releases.current(record), folder_of(record)
     told: dict[str, Any] = {
         "release": current.name if current else None, "path": str(folder) if folder else None,
-        "adopted": os.path.realpath(record.environment) if record.environment else None,  # what a job in place has to name
+        "adopted": str(releases.environment(record)) if record.environment else None,  # what a job in place has to name
         "python": None, "distributions": [], "duplicates": [], "problems": [], "requirements": [], "cuda": [], "coupling": [], "at": time.time()}
     if folder is None:
         return told

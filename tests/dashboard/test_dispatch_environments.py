@@ -12,12 +12,14 @@ from django.utils import timezone
 
 from dashboard import dispatch
 from dashboard.models import Channel, Job, JobLock, Service, ShelvedPatch
+from dashboard.recorder import record
 from ops.agent.config import NodeConfig
 from ops.jobs import envelope
 from ops.jobs.errors import BadInput, Busy
 from ops.jobs.events import JobState
 from ops.jobs.kinds import KINDS
 from ops.records import ServiceRecord
+from tests.dashboard.conftest import Speaker, new_job
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -193,10 +195,45 @@ def test_nobody_anonymous_starts_any_of_it(kept: Service, channel: Channel, oper
     assert Job.objects.count() == before
 
 
-def test_after_a_failed_roll_back_in_place_the_hint_is_one_that_can_help(in_place: Service, operator: User, redis_client: redis.Redis) -> None:
-    job = dispatch.start_rollback(service=in_place, release=OLD, user=operator)
+def failed_in_place(service: Service, user: User) -> Job:
+    """A roll back in place whose own undo failed: it keeps both locks for a person."""
+    job = dispatch.start_rollback(service=service, release=OLD, user=user)
     Job.objects.filter(pk=job.pk).update(state=JobState.FAILED, rollback="failed")
-    JobLock.objects.update(held=True)
+    JobLock.objects.filter(job=job).update(held=True)
+    return job
+
+
+def test_after_a_failed_rollback_in_place_only_repairs_may_start(
+        in_place: Service, channel: Channel, operator: User, redis_client: redis.Redis) -> None:
+    failed_in_place(in_place, operator)
     with pytest.raises(Busy) as caught:
         dispatch.start(type="sweep", node=in_place.node, service=in_place, user=operator)
-    assert "restart the service" in caught.value.hint
+    assert "restart the service, or roll it back" in caught.value.hint
+    job = dispatch.start_rollback(service=in_place, release=GOOD, user=operator)
+    assert sorted(lock.lock for lock in job.locks.all()) == ["env:/data/vllm-env", "service:kimi-k25"]
+
+
+@pytest.mark.parametrize("repair", ["restart", "rollback"])
+@pytest.mark.parametrize("locks", [["env:/data/vllm-env", "service:kimi-k25"], ["service:kimi-k25"]], ids=["both", "service"])
+def test_a_repair_that_succeeds_frees_all_that_the_failed_job_kept(
+        in_place: Service, operator: User, repair: str, locks: list[str], redis_client: redis.Redis) -> None:
+    failed_in_place(in_place, operator)
+    job = new_job(in_place, type=repair)
+    node = Speaker(job)
+    record([node.claimed(type=repair, locks=locks, fence=dict.fromkeys(locks, 2**40))])
+    assert JobLock.objects.filter(job=job, held=True).count() == len(locks)
+    record([node.finished()])
+    assert not JobLock.objects.filter(held=True).exists()
+
+
+def test_a_repair_that_fails_leaves_the_locks_with_the_failed_job(in_place: Service, operator: User, redis_client: redis.Redis) -> None:
+    failed = failed_in_place(in_place, operator)
+    node = Speaker(new_job(in_place, type="rollback"))
+    locks = ["env:/data/vllm-env", "service:kimi-k25"]
+    record([node.claimed(type="rollback", locks=locks, fence=dict.fromkeys(locks, 2**40)), node.finished("failed")])
+    assert JobLock.objects.filter(job=failed, held=True).count() == 2
+
+
+def test_a_restart_in_place_locks_the_environment(in_place: Service, operator: User, redis_client: redis.Redis) -> None:
+    job = dispatch.start(type="restart", node=in_place.node, service=in_place, user=operator)
+    assert sorted(lock.lock for lock in job.locks.all()) == ["env:/data/vllm-env", "service:kimi-k25"]

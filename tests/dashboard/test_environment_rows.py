@@ -131,10 +131,11 @@ def test_odd_guards_are_no_guards(told: tuple[Job, Speaker], odd: dict[str, Any]
 def test_the_last_fingerprint_of_a_job_stays_with_what_changed(told: tuple[Job, Speaker]) -> None:
     job, node = told
     record([node.claimed(), node.event(EventType.FINGERPRINT, moment="before", fingerprint={"hash": "1"}, changed=["torch 2.9 -> 2.10"], since=5.0),
+            node.event(EventType.FINGERPRINT, moment="good-start", fingerprint={"hash": "2"}, changed=[], since=9.0),
             node.event(EventType.FINGERPRINT, moment="end", fingerprint={"hash": "2"}, changed=None, since=None)])
     found = fresh(job)
     assert found.fingerprint == {"hash": "2"}
-    assert found.result["changed"] == {"since": 5.0, "words": ["torch 2.9 -> 2.10"]}
+    assert found.result["changed"] == {"since": 5.0, "words": ["torch 2.9 -> 2.10"]}  # not emptied by a start that went well
 
 
 @pytest.mark.parametrize("wrong", [None, [], "x", {"big": "x" * 1_100_000}])

@@ -29,7 +29,8 @@ ENVIRONMENT: dict[str, Any] = {
 RELEASE: dict[str, Any] = {
     "name": "r1", "path": "/srv/a/releases/r1", "kind": "adopted", "version": "0.16.0", "built_at": 4.0, "size_bytes": None, "verified": True,
     "is_current": True, "is_last_good": False, "unfinished": False}
-CHANGED: dict[str, Any] = {"since": 3.0, "words": ["torch 2.9 -> 2.10"], "differences": {"packages": {"torch": ["2.9", "2.10"]}}}
+CHANGED: dict[str, Any] = {"since": 3.0, "release": "r0", "job": "j", "words": ["torch 2.9 -> 2.10"],
+                           "differences": {"packages": {"torch": ["2.9", "2.10"]}}}
 MODEL: list[dict[str, Any]] = [{"kind": "code", "level": "warning", "title": "auto_map", "why": "", "fix": ""}]
 WHOLE = {"environment": ENVIRONMENT, "releases": [RELEASE], "changed": CHANGED, "model": MODEL}
 
@@ -80,7 +81,7 @@ def test_too_much_is_cut() -> None:
     assert (len(found["distributions"]), len(found["problems"]), len(found["problems"][0])) == (2000, 500, 2000)
     assert (found["cuda"], found["kernels"], len(found["distributions"][0]["version"])) == ([], None, 200)
     huge = inventories.changed({"since": 1, "words": ["a"], "differences": {"x": "y" * 1_000_000}})
-    assert huge == {"since": 1.0, "words": ["a"], "differences": None}
+    assert huge == {"since": 1.0, "release": None, "job": None, "words": ["a"], "differences": None}
 
 
 def test_unknown_is_none_and_never_zero() -> None:

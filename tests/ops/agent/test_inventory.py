@@ -11,7 +11,7 @@ import pytest
 
 from ops.agent import inventory, telemetry
 from ops.agent.inventory import Inventory
-from ops.environments import kernels, packages
+from ops.environments import fingerprint, integrity, kernels, packages
 from ops.gpus.source import GpuReading, GpuSnapshot
 from ops.jobs.errors import OpsError
 from ops.records import ServiceRecord
@@ -196,3 +196,50 @@ def test_a_service_that_is_gone_is_forgotten(node: FakeNode, looks: Inventory) -
     (node.paths.announced / "a.json").unlink()
     looks.read_environments()
     assert looks.of("a") == {"environment": None, "releases": [], "changed": None, "model": []}
+
+
+def good_start(record: ServiceRecord, looks: Inventory) -> None:
+    """The service as it is now has started well, and its files have been checked."""
+    report = integrity.check(release := record.current.resolve())
+    looks.checked("a", release, report)
+    fingerprint.remember_good_start(record, fingerprint.fingerprint(record, release=release, gpus=GPUS, report=report), release=release.name, job="j")
+
+
+def test_without_a_good_start_nothing_is_compared(looks: Inventory, record: ServiceRecord) -> None:
+    looks.read_changes()
+    assert looks.of("a")["changed"] is None
+
+
+def test_what_changed_since_the_last_good_start_is_told_in_words(
+        node: FakeNode, looks: Inventory, record: ServiceRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    good_start(record, looks)
+    looks.read_changes()
+    assert looks.of("a")["changed"]["words"] == []
+    save(node, record, flags=["--max-model-len", "8192"])
+    looks.read_changes()
+    told = looks.of("a")["changed"]
+    assert told["since"] > 0 and any("max-model-len" in words for words in told["words"])
+    taken = counted(monkeypatch, fingerprint, "fingerprint")
+    looks.read_changes()
+    assert taken == []
+
+
+def test_without_a_check_of_the_files_no_fingerprint_is_taken(
+        node: FakeNode, looks: Inventory, record: ServiceRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    good_start(record, looks)
+    hashed = counted(monkeypatch, integrity, "check")
+    fresh = Inventory(lambda: telemetry.records(node.paths), lambda: GPUS)
+    fresh.read_changes()
+    assert fresh.of("a")["changed"] is None and hashed == []
+
+
+def test_without_a_reading_of_the_gpus_nothing_looks_changed(node: FakeNode, looks: Inventory, record: ServiceRecord) -> None:
+    good_start(record, looks)
+    blind = Inventory(lambda: telemetry.records(node.paths), lambda: None)
+    blind.read_changes()
+    assert blind.of("a")["changed"] is None
+
+
+def test_too_many_differences_are_left_out_and_the_words_stay() -> None:
+    cut = inventory._cut_changed({"since": 1.0, "words": ["x" * 900] * 900, "differences": ["y" * 300_000]})
+    assert (len(cut["words"]), len(cut["words"][0]), cut["differences"]) == (500, 400, None)
