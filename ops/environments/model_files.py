@@ -41,16 +41,18 @@ def read_limited(path: Path, limit: int = SIZE_LIMIT) -> bytes:
         raise
     except (OSError, ValueError) as error:
         raise OpsError(f"`{path}` cannot be read", why=getattr(error, "strerror", None) or str(error)) from error
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(file.fileno())
+    try:
+        found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise OpsError(f"`{path}` is no regular file")
         if found.st_size > limit:
             raise OpsError(f"`{path}` is too large to be read", why=f"{found.st_size:,} bytes; the limit is {limit:,}")
-        try:
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(limit + 1)[:limit]
-        except OSError as error:
-            raise OpsError(f"`{path}` cannot be read", why=error.strerror or str(error)) from error
+    except OSError as error:
+        raise OpsError(f"`{path}` cannot be read", why=error.strerror or str(error)) from error
+    finally:
+        os.close(descriptor)
 
 
 def file_key(path: Path) -> list[int]:

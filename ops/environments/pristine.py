@@ -136,14 +136,16 @@ def _read(path: Path) -> bytes | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:  # one of several places: it is not here
         return None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size > LIMIT:
             return None
-        try:
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(LIMIT + 1)
-        except OSError:
-            return None
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def _is_recorded(content: bytes, finding: FileFinding) -> bool:

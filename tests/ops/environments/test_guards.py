@@ -111,6 +111,12 @@ def test_a_huge_file_is_not_read(model: Path):
     assert not result.holds and "too large" in result.explains
 
 
+def test_a_folder_in_the_place_of_a_file_is_told(model: Path):
+    (model / "config.json").unlink()
+    (model / "config.json").mkdir()
+    assert "no regular file" in check(model, absent("x"))[0].explains and not check(model, about("not_lfs_pointer", "config.json"))[0].holds
+
+
 def test_a_pipe_does_not_block(model: Path):
     (model / "config.json").unlink()
     os.mkfifo(model / "config.json")
