@@ -1,4 +1,7 @@
-"""What ends a redeploy half way on the practice box, and what must hold afterwards: the service serves, its release is whole, the next job runs."""
+"""What ends a job half way on the practice box, and what must hold afterwards: the service serves, its release is whole, the next job runs.
+
+Beside the live release and in place: redeploys, roll backs, builds, and the small jobs on what a service keeps.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,17 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ops.agent.config import NodePaths
-from ops.environments import releases
+from ops.environments import integrity, packages, releases
 from ops.jobs import checker, claim, journal, reconcile, runner
 from ops.jobs.envelope import Envelope
+from ops.jobs.kinds import KINDS
 from ops.practice import box
 from ops.records import ServiceRecord
 from ops.services.manager import manager_for
@@ -23,17 +27,29 @@ from tests.walks.practice_stack import free_port, wait_until
 
 pytestmark = pytest.mark.timeout(240)
 
-STEPS = ("plan", "preflight", "build", "verify", "shelf", "stop", "gpus-free", "switch", "start", "warmup", "smoke", "sweep", "purge", "report")
+STEPS = ("plan", "preflight", "build", "verify", "shelf", "stop", "gpus-free", "switch", "start", "warmup", "smoke", "sweep", "purge", "prune",
+         "report")
+IN_PLACE = ("plan", "preflight", "fetch", "shelf", "backup", "stop", "gpus-free", "install", "verify", "switch", "start", "warmup", "smoke", "prune",
+            "report")
+BACK = ("preflight", "shelf", "stop", "gpus-free", "switch", "start", "warmup", "smoke", "report")
 PHASES = ("before", "after", "recorded")
 QUICK = {"stop:after", "switch:recorded"}  # in every run; all pairs take three minutes
+QUICK_IN_PLACE = {"install:after"}
+QUICK_BACK = {"switch:after"}
+
+
+def places(steps: tuple[str, ...], quick: Collection[str] = ()) -> list[Any]:
+    """Every line at which a job of these steps can be killed; most of them only in the long run."""
+    pairs = [f"{step}:{phase}" for step in steps for phase in PHASES]
+    return [pytest.param(place, marks=() if place in quick else pytest.mark.slow) for place in pairs]
 
 
 class Node:
     """A practice box whose jobs run in runners of their own, as the agent starts them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, in_place: bool = False) -> None:
         self.paths, self.root = NodePaths(folder / "node").make(), folder / "box"
-        self.record: ServiceRecord = box.set_up(self.paths, self.root, speed=25, port=free_port())
+        self.record: ServiceRecord = box.set_up(self.paths, self.root, speed=25, port=free_port(), in_place=in_place)
         self.manager = manager_for(self.record)
         self.manager.start()
         wait_until(lambda: self.state == "healthy", 60, "the practice service answers")
@@ -42,14 +58,45 @@ class Node:
     def state(self) -> str:
         return str(self.manager.status().state)
 
-    def start(self, **params: Any) -> str:
-        locks = [f"service:{self.record.name}"]
+    @property
+    def current(self) -> Path:
+        found = releases.current(self.record)
+        assert found is not None
+        return found
+
+    def start(self, type: str = "redeploy", **params: Any) -> str:
+        if self.record.in_place and type in ("redeploy", "rollback", "restart"):
+            params |= {"in_place": True, "environment": str(releases.environment(self.record))}
+        locks = sorted(KINDS[type].locks(self.record.name, params))
         envelope = Envelope.make(
-            type="redeploy", node="practice", service=self.record.as_dict(), locks=locks, fence=claim.next_fences(self.paths, locks),
+            type=type, node="practice", service=self.record.as_dict(), locks=locks, fence=claim.next_fences(self.paths, locks),
             params={"sweep_settings": {"concurrencies": [1], "max_tokens": 16}, **params},
             snapshot={"channel": box.channel(self.root).as_dict()}, by="test", now=time.time())
         assert runner.start(self.paths, envelope) == "claimed"
         return envelope.job
+
+    def crashed(self, monkeypatch: pytest.MonkeyPatch, place: str, type: str, **params: Any) -> dict[str, Any]:
+        """Runs a job that is killed at `place`; gives how it ended, once it was put right."""
+        monkeypatch.setenv("CRASH_AT", place)
+        job = self.start(type, **params)
+        monkeypatch.delenv("CRASH_AT")
+        said = self.end(job)
+        complete = place == ("prune:recorded" if type == "build" else "report:recorded")  # only its last word was missing
+        assert said["state"] == ("succeeded" if complete else "interrupted")
+        assert said["rollback"] in ("none", "done")
+        kinds = [event.type for event in journal.read(journal.journal_path(self.paths, job))]
+        assert ("downtime.ended" in kinds) == ("downtime.started" in kinds)
+        self.hold()
+        return said
+
+    def two_releases(self) -> str:
+        """Makes sure that there is a release to go back to; gives its name."""
+        if len(self.usable()) < 2:
+            assert self.end(self.start(sweep=False, smoke=False, purge=False))["state"] == "succeeded"
+        return next(name for name in self.usable() if name != self.current.name)
+
+    def usable(self) -> list[str]:
+        return [found.name for found in releases.listing(self.record) if found.verified or found.kind != "built"]
 
     def end(self, job: str) -> dict[str, Any]:
         """How the job ended; one whose runner died is reconciled, as the companion does it."""
@@ -70,14 +117,21 @@ class Node:
 
     def hold(self) -> None:
         """What must hold after every job, however it ended."""
-        current = releases.current(self.record)
-        assert current is not None
+        current = self.current
         subprocess.run([current / "bin" / "python", "-I", "-c", "import vllm"], env={"PRACTICE_BOX": str(self.root)}, check=True)
+        assert packages.read(current).version("vllm") == (releases.manifest(current) or {})["version"]
         status = self.manager.status()
         assert (status.state, status.release) == ("healthy", current.name), status
-        assert claim.held(self.paths, f"service:{self.record.name}") is None
-        claim.release(claim.lock_all(self.paths, [f"service:{self.record.name}"]))  # Busy: somebody still has it
-        assert [found.name for found in releases.listing(self.record) if found.unfinished or not found.verified] == []
+        locks = [f"service:{self.record.name}", *([f"env:{releases.environment(self.record)}"] if self.record.in_place else [])]
+        assert [claim.held(self.paths, lock) for lock in locks] == [None] * len(locks)
+        claim.release(claim.lock_all(self.paths, locks))  # Busy: somebody still has it
+        listed = releases.listing(self.record)
+        assert [found.name for found in listed if found.unfinished or (not found.verified and found.kind == "built")] == []
+        assert [path.name for path in self.record.releases.glob(".removing-*")] == []
+        copies = {str(path) for path in self.root.glob("environment.*")} | {str(path) for path in self.root.glob(".removing*")}
+        assert copies == {found.target for found in listed if found.kind == "backup"}
+        if self.record.in_place:
+            assert Path(os.path.realpath(self.record.current)) == releases.environment(self.record)
         assert checker.check(self.paths) == []
 
     def close(self) -> None:
@@ -95,22 +149,82 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     made.close()
 
 
-@pytest.mark.parametrize("place", [
-    pytest.param(place, marks=() if place in QUICK else pytest.mark.slow) for place in (f"{step}:{phase}" for step in STEPS for phase in PHASES)])
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A box whose environment may not move."""
+    made = Node(tmp_path_factory.mktemp("p"), in_place=True)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("place", places(STEPS, QUICK))
 def test_a_crash_at_any_line_leaves_a_service_that_serves(node: Node, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    monkeypatch.setenv("CRASH_AT", place)
-    job = node.start()
+    before = node.current
+    node.crashed(monkeypatch, place, "redeploy")
+    if place != "report:recorded":  # only its last word was missing
+        assert node.current == before
+
+
+@pytest.mark.parametrize("place", places(IN_PLACE, QUICK_IN_PLACE))
+def test_a_crash_at_any_line_of_a_redeploy_in_place_leaves_it_as_it_was(fixed: Node, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    before = fixed.current
+    content = integrity.check(before).digest()
+    fixed.crashed(monkeypatch, place, "redeploy", sweep=False, purge=False)
+    if place != "report:recorded":
+        assert (fixed.current, integrity.check(fixed.current).digest()) == (before, content)
+
+
+@pytest.mark.parametrize("place", places(BACK, QUICK_BACK))
+@pytest.mark.parametrize("which", ["node", pytest.param("fixed", marks=pytest.mark.slow)])
+def test_a_crash_at_any_line_of_a_roll_back_leaves_one_whole_release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, which: str,
+                                                                   place: str) -> None:
+    box_node: Node = request.getfixturevalue(which)
+    target = box_node.two_releases()
+    before = box_node.current.name
+    box_node.crashed(monkeypatch, place, "rollback", release=target)
+    assert box_node.current.name == (target if place == "report:recorded" else before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", places(("plan", "preflight", "build", "verify", "prune")))
+def test_a_crash_at_any_line_of_a_build_touches_no_service(node: Node, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    before, pid = node.current, node.manager.status().pid
+    node.crashed(monkeypatch, place, "build")
+    assert (node.current, node.manager.status().pid) == (before, pid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_removal_that_is_killed_leaves_a_whole_release_or_none(node: Node, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+    assert node.end(node.start("build"))["state"] == "succeeded"
+    built = next(found.name for found in releases.listing(node.record) if not found.is_current and not found.is_last_good)
+    monkeypatch.setenv("CRASH_AT", f"remove:{phase}")
+    job = node.start("remove-release", release=built)
     monkeypatch.delenv("CRASH_AT")
-    before = node.record.current.readlink()
-    said = node.end(job)
-    complete = place == "report:recorded"  # only its last word was missing
-    assert said["state"] == ("succeeded" if complete else "interrupted")
-    assert said["rollback"] in ("none", "done")
+    assert node.end(job)["state"] == ("succeeded" if phase == "recorded" else "interrupted")
+    assert (built in node.usable()) == (phase == "before")
     node.hold()
-    if not complete:
-        assert node.record.current.readlink() == before
-    kinds = [event.type for event in journal.read(journal.journal_path(node.paths, job))]
-    assert ("downtime.ended" in kinds) == ("downtime.started" in kinds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["node", "fixed"])
+@pytest.mark.parametrize("step", ["build", "backup", "install", "verify", "switch"])
+def test_a_kill_in_the_middle_of_a_step_leaves_a_service_that_serves(request: pytest.FixtureRequest, which: str, step: str) -> None:
+    """Not only between its lines: wherever it happens to be."""
+    box_node: Node = request.getfixturevalue(which)
+    if step not in (IN_PLACE if which == "fixed" else STEPS):
+        pytest.skip("this way has no such step")
+    before = box_node.current
+    for delay in (0.02, 0.1, 0.3):
+        job = box_node.start(sweep=False, purge=False)
+        box_node.until(job, step)
+        time.sleep(delay)
+        found = reconcile.runner_of(journal.journal_path(box_node.paths, job))
+        assert found is not None
+        os.kill(found.pid, signal.SIGKILL)
+        assert box_node.end(job)["state"] == "interrupted"
+        box_node.hold()
+        assert box_node.current == before
 
 
 @pytest.mark.slow
