@@ -11,7 +11,7 @@ COMMAND = f"-m ops {sys.argv[1] if len(sys.argv) > 1 else '--help'}"
 if __name__ == "__main__":
     interpreter.require(COMMAND)
     try:
-        from ops.cli import main
+        from ops.command_line.main import main
 
         sys.exit(main())
     except ModuleNotFoundError as error:

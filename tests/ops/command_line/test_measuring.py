@@ -17,7 +17,7 @@ import pytest
 from tests.fakes.paced_server import compile_rig, paced
 from tests.fakes.scripted_server import CLOSE, STREAM_HEAD, chunk, event, good_stream, response, scripted
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def ops(*arguments: str, stdin: bytes | None = None, **env: str) -> subprocess.CompletedProcess[str]:

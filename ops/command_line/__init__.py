@@ -1,0 +1,1 @@
+"""`python -m ops`: commands for people and programs on a node; each prints JSON with `--json`."""

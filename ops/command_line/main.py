@@ -1,0 +1,177 @@
+"""`python -m ops`: the same work by hand, on any machine, without the console.
+
+Exit codes: 0 done, and nothing wrong; 1 something is wrong (what was looked at is not as it should be, or an expected failure, told on
+stderr as what, why, hint; with `--json` also as `{"error": {...}}` on stdout); 2 wrong arguments; 130 interrupted (a sweep's partial result
+is still printed, a job is undone). Parts are imported when their command is used, so a machine that lacks one part's libraries can still
+use the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ops.command_line.output import INTERRUPTED, WRONG_ARGUMENTS, WrongArguments, tell
+from ops.command_line.targets import channel_options, service_option, target_options
+from ops.jobs.errors import OpsError
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code. argparse ends the process with 2 for wrong arguments."""
+    arguments = parser().parse_args(argv)
+    try:
+        code = int(arguments.command(arguments))
+        sys.stdout.flush()
+        return code
+    except OpsError as error:
+        tell(error, arguments.json)
+        return WRONG_ARGUMENTS if isinstance(error, WrongArguments) else 1
+    except KeyboardInterrupt:
+        print("Interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone (`| head`): nothing is wrong, and nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _lazy(place: str) -> Command:
+    """`module:function` of this package, imported when the command runs."""
+    module, _, name = place.partition(":")
+
+    def command(arguments: argparse.Namespace) -> int:
+        return int(getattr(importlib.import_module(f"ops.command_line.{module}"), name)(arguments))
+
+    return command
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands with their options."""
+    made = argparse.ArgumentParser(prog="python -m ops", description="Look at GPUs and environments, change services, measure and test servers, "
+                                   "explain crashes.")
+    commands = made.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(name: str, place: str, text: str, among: argparse._SubParsersAction[argparse.ArgumentParser] = commands) -> argparse.ArgumentParser:
+        one = among.add_parser(name, help=text, description=text)
+        one.add_argument("--json", action="store_true", help="print JSON on stdout")
+        one.set_defaults(command=_lazy(place))
+        return one
+
+    _look(add)
+    _change(add)
+    _records(add, commands)
+    _measure(add)
+    return made
+
+
+Add = Callable[..., argparse.ArgumentParser]
+
+
+def _look(add: Add) -> None:
+    add("gpus", "looking:gpus", "GPUs of this machine: memory, load, temperature, power, processes")
+    packages = add("packages", "environments:packages",
+                   "packages of an environment: versions, sizes, sources; unmet requirements, CUDA builds, coupled packages")
+    target_options(packages)
+    packages.add_argument("--search", metavar="TEXT", help="only packages whose names hold this")
+    coupling = add("coupling", "environments:coupling", "whether packages that must agree do agree")
+    target_options(coupling)
+    integrity = add("integrity", "environments:integrity", "installed files held against each package's RECORD")
+    target_options(integrity)
+    integrity.add_argument("--only", action="append", metavar="PACKAGE", help="only this package (may be repeated)")
+    verify = add("verify", "environments:verify", "whether an environment is whole: files, requirements, coupling, interpreter, vllm")
+    target_options(verify)
+    verify.add_argument("--release", metavar="RELEASE", help="of the service (default: the one in use)")
+    releases = add("releases", "environments:releases", "releases of a service")
+    service_option(releases)
+    releases.add_argument("--remove", metavar="RELEASE", help="remove this one, as a job")
+    shelf = add("shelf", "environments:shelf", "the patch shelf of a service: edits that were saved before they were replaced")
+    service_option(shelf)
+    shelf.add_argument("--show", nargs=2, metavar=("FOLDER", "PATH"), help="print the diff of one file")
+    shelf.add_argument("--forget", nargs=2, metavar=("FOLDER", "PATH"), help="delete one file from the shelf, as a job")
+
+
+def _change(add: Add) -> None:
+    plan = add("plan", "jobs:plan", "what a redeploy would change, package by package; nothing is changed")
+    target_options(plan)
+    channel_options(plan)
+    build = add("build", "jobs:build", "build and verify a release beside the live one; the service is not touched")
+    redeploy = add("redeploy", "jobs:redeploy", "plan, build, verify, stop, switch, start, warm up, test; rolls back by itself if it fails")
+    for one in (build, redeploy):
+        service_option(one)
+        channel_options(one)
+        one.add_argument("--plan", metavar="FILE", help="build exactly this plan (of `plan --json`), or fail")
+        one.add_argument("--verbose", action="store_true", help="show what the steps say")
+    redeploy.add_argument("--yes", action="store_true", help="do not ask")
+    redeploy.add_argument("--preset", choices=("quick", "story"), default="quick", help="of the sweep (default: quick)")
+    for name, text in (("smoke", "leave the smoke tests out"), ("sweep", "leave the sweep out"), ("purge", "delete no leftovers"),
+                       ("rollback", "leave a failed release where it is")):
+        redeploy.add_argument(f"--no-{name}", action="store_true", help=text)
+    redeploy.add_argument("--accept-no-rollback", action="store_true", help="go on where the plan says that there is no way back")
+    rollback = add("rollback", "jobs:rollback", "switch to a kept release, offline: stop, switch, start, warm up, test")
+    service_option(rollback)
+    rollback.add_argument("--release", metavar="RELEASE", help="default: the last good one, else the one before")
+    rollback.add_argument("--no-smoke", action="store_true", help="leave the smoke tests out")
+    rollback.add_argument("--verbose", action="store_true", help="show what the steps say")
+
+
+def _records(add: Add, commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    guards = add("guards", "records:guards", "what must hold in the model folder, and whether it does")
+    service_option(guards)
+    guards.add_argument("--preset", metavar="NAME", help="check these guards instead of the service's own (sm120)")
+    guards.add_argument("--apply", action="store_true", help="edit the files so that they hold, each with a backup, as a job")
+    prints = add("fingerprint", "records:fingerprint", "all that could explain a number or a crash, in one record; exit 1 if two differ")
+    target = prints.add_mutually_exclusive_group()
+    target.add_argument("--env", metavar="PATH", help="an environment's folder")
+    service_option(target, required=False)
+    prints.add_argument("--since-good", action="store_true", help="what changed since the service's last good start, in words")
+    prints.add_argument("--diff", nargs=2, metavar=("A", "B"), help="the difference of two fingerprints in files")
+    recipe = commands.add_parser("recipe", help="one file that another node can build the same release from",
+                                 description="one file that another node can build the same release from").add_subparsers(
+        title="recipe", required=True, metavar="make|show")
+    make = add("make", "records:recipe_make", "save a service's release as a recipe", among=recipe)
+    service_option(make)
+    make.add_argument("--release", metavar="RELEASE", help="default: the one in use")
+    make.add_argument("--label", metavar="TEXT", help="what it is called")
+    make.add_argument("--output", metavar="FILE", help="write it here as well")
+    show = add("show", "records:recipe_show", "what is in a recipe", among=recipe)
+    show.add_argument("file", metavar="FILE")
+    adopt = add("adopt", "records:adopt", "make an existing systemd unit a service of this node, without changing the unit")
+    adopt.add_argument("--unit", required=True, metavar="UNIT", help="its name (vllm, vllm@kimi.service), or the path of a unit file")
+    adopt.add_argument("--apply", action="store_true", help="store it (default: only say what it would be)")
+    adopt.add_argument("--name", metavar="NAME", help="of the service (default: the unit's)")
+    adopt.add_argument("--environment", metavar="PATH", help="instead of the one that the unit's command line names")
+    adopt.add_argument("--in-place", action="store_true", help="its environment may not move: a redeploy changes it where it is")
+    adopt.add_argument("--manager", choices=("systemd", "process"), default="systemd",
+                       help="process: Roundhouse starts the server itself, and the unit is disabled (default: systemd)")
+    adopt.add_argument("--user", action="store_true", help="a unit of your own manager (systemctl --user)")
+    adopt.add_argument("--unit-path", action="append", metavar="FOLDER", type=Path, help="search units here only (may be repeated; first wins)")
+
+
+def _measure(add: Add) -> None:
+    from ops.command_line.measuring import server_options, whole_numbers
+
+    bench = add("bench", "measuring:bench", "measure a chat endpoint over concurrencies")
+    server_options(bench)
+    bench.add_argument("--preset", choices=("quick", "story", "custom"), default="custom", help="what the other options start from (default: custom)")
+    bench.add_argument("--concurrency", type=whole_numbers, metavar="1,8,32", help="levels: requests in flight")
+    bench.add_argument("--max-tokens", type=int, metavar="N", help="output tokens of each request")
+    bench.add_argument("--requests", type=whole_numbers, metavar="N[,N]", help="requests of each level, one number for all or one each")
+    bench.add_argument("--natural", action="store_true", help="let the model end when it wants (default: exactly N tokens, for capacity)")
+    bench.add_argument("--burst", action="store_true", default=None, help="start all slots at once (default: staggered over one request)")
+    bench.add_argument("--prompt-words", type=int, metavar="N", help="length of the synthetic prompts")
+    bench.add_argument("--level-seconds", type=float, metavar="S", help="time limit of a level")
+    bench.add_argument("--timeout", type=float, metavar="S", help="time limit of one request")
+    bench.add_argument("--seed", type=int, metavar="N", help="seed of the prompts (default: 1)")
+    bench.add_argument("--gpus", type=int, metavar="N", help="how many GPUs the server holds, for numbers per GPU")
+    bench.add_argument("--save", metavar="FOLDER", help="store every request and the result below this folder")
+    smoke = add("smoke", "measuring:smoke", "ask a server four questions: a fact, code, reasoning, a tool call")
+    server_options(smoke)
+    smoke.add_argument("--only", action="append", metavar="NAME", help="only this test (may be repeated)")
+    smoke.add_argument("--suite", metavar="FILE", help="a JSON list of tests to ask instead")
+    diagnose = add("diagnose", "looking:diagnose", "the root cause of a crash, from a log file (- for stdin)")
+    diagnose.add_argument("file", metavar="FILE")
