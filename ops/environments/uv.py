@@ -260,8 +260,13 @@ def explain(lines: Sequence[str], error: CommandFailed, *, channel: str = "") ->
                                 r"\(?(\d+ \w+)", " ".join(hints)):
             return OpsError(f"An index of the {told} refuses: {refused[2]}", why=f"{refused[1]}. {why}", kind="index_unreachable",
                             hint="Look at the address; credentials belong into the agent user's ~/.netrc")
-        return NoSolution(_conflict(why, told), why="\n".join([why, *hints]) if hints else why, conflicts=_conflicts(why),
-                          hint="Choose another version or another channel; nothing has been changed")
+        hint = "Choose another version or another channel; nothing has been changed"
+        if earlier := re.search(r"`([^`]+)` was found on \S+, but not at the requested version", " ".join(hints)):
+            # uv's own advice is a best match over all indexes, which takes a final release of another CUDA before a nightly.
+            hint = (f"`{earlier[1]}` is in an index that is asked earlier, in another version only. Let an admin choose `unsafe-first-match` for the "
+                    "channel: a package then comes from the first index that has a version that fits")
+            hints = [text for text in hints if "unsafe-best-match" not in text]
+        return NoSolution(_conflict(why, told), why="\n".join([why, *hints]), conflicts=_conflicts(why), hint=hint)
     if mismatch := re.search(r"Hash mismatch for `([^`]+)`", whole):
         return OpsError(f"A file of `{mismatch[1]}` is not the one that was planned", why=f"{whole}", kind="hash_mismatch",
                         hint="The channel gives other bytes under the same name: make a new plan, and find out why")
@@ -351,8 +356,12 @@ def _conflict(why: str, channel: str) -> str:
         for other_parent, other_name, other in depends[index + 1:]:
             if _bare(name) == _bare(other_name) and spec != other and parent != other_parent:
                 return f"`{parent}` needs `{name}{spec}`, but `{other_parent}` needs `{other_name}{other}`"
-    if only := re.search(r"only ([\w.\[\]-]+?)((?:==|>=|<=|<|>)\S+) is available and you require (\S+?)(?=[,.]?(?:\s|$))", why):
+    if only := re.search(rf"only ([\w.\[\]-]+?){_SPEC} is available and you require (\S+?)(?=[,.]?(?:\s|$))", why):
         return f"The {channel} has no `{only[3]}`, only `{only[1]}{only[2]}`"
+    for name, spec in re.findall(rf"only ([\w.\[\]-]+?){_SPEC} is available", why):
+        for parent, needed, wanted in depends:
+            if _bare(needed) == _bare(name):
+                return f"`{parent}` needs `{needed}{wanted}`, but the {channel} has only `{name}{spec}`"
     return f"The {channel} has no set of versions that fits together"
 
 
