@@ -67,9 +67,9 @@ def apply_announcement(said: dict[str, Any]) -> Node:
             service, _ = Service.objects.update_or_create(node=node, name=record.name, defaults={
                 "record": record.as_dict(), "packages": packages, "practice": practice and record.practice})
             _keep_inventory(service, inventory)
-        for channel in channels:  # real channels are set by an admin; a practice node may not touch them
-            if channel.practice and not Channel.objects.filter(name=channel.name, practice=False).exists():
-                Channel.objects.update_or_create(name=channel.name, defaults={"record": channel.as_dict(), "practice": True})
+        for channel in channels:  # the others are set by an admin; a practice node may not touch them
+            if channel.practice and not Channel.objects.filter(name=channel.name, announced=False).exists():
+                Channel.objects.update_or_create(name=channel.name, defaults={"record": channel.as_dict(), "practice": True, "announced": True})
     if new:
         logger.info("node %s has announced itself", name)
         dispatch.announce_change(None, node=name)

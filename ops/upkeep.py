@@ -63,14 +63,15 @@ def forget_patches(context: Context) -> str:
 
 
 def save_recipe(context: Context) -> str:
-    """Params: `label`, `release` (by default the one in use), `reference` (numbers of a benchmark that was run on it)."""
+    """Params: `label`, `release` (by default the one in use), `reference` (numbers of a benchmark; by default the node's newest)."""
     from ops.environments import recipe
 
     record, name = context.the_service, context.params.get("release")
     release = releases.inside(record, str(name)) if name else releases.current(record)
     if release is None:
         raise OpsError(f"Service `{record.name}` has no release", hint="Redeploy it first")
-    made = recipe.make(record, release, reference=context.params.get("reference"), label=str(context.params.get("label") or ""))
+    reference = context.params.get("reference") or recipe.reference_from(record, release, context.paths.runs)
+    made = recipe.make(record, release, reference=reference, label=str(context.params.get("label") or ""), node=context.config.name)
     path = recipe.save(record, made)
     context.emit(EventType.RECIPE, {"recipe": made, "name": path.name})
     return path.name

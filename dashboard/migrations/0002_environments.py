@@ -4,6 +4,11 @@ import django.db.models.deletion
 from django.db import migrations, models
 
 
+def practice_channels_were_announced(apps, schema_editor):
+    """Before this, nobody but a practice node could make a practice channel."""
+    apps.get_model("dashboard", "Channel").objects.filter(practice=True).update(announced=True)
+
+
 class Migration(migrations.Migration):
 
     dependencies = [
@@ -11,6 +16,12 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
+        migrations.AddField(
+            model_name='channel',
+            name='announced',
+            field=models.BooleanField(default=False),
+        ),
+        migrations.RunPython(practice_channels_were_announced, migrations.RunPython.noop),
         migrations.AddField(
             model_name='job',
             name='fingerprint',

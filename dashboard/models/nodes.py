@@ -56,6 +56,7 @@ class Channel(models.Model):
     name = models.CharField(max_length=63, unique=True)
     record = models.JSONField()
     practice = models.BooleanField(default=False)
+    announced = models.BooleanField(default=False)  # a practice node's own: it comes back with the next announcement, so nobody may change it
 
     objects = LeanManager["Channel"]()
 

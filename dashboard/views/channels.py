@@ -47,7 +47,7 @@ def channel_new_from(request: HttpRequest, preset: str) -> HttpResponse:
     if request.method == "POST" and form.is_valid() and form.made is not None:
         try:
             with transaction.atomic():
-                Channel.objects.create(name=form.made.name, record=form.made.as_dict(), practice=False)
+                Channel.objects.create(name=form.made.name, record=form.made.as_dict(), practice=form.made.practice)
                 _audit(request, "channel.create", form.made.name, {}, form.made.as_dict())
         except IntegrityError:
             form.add_error("name", f"There is a channel called {form.made.name} already")
@@ -59,20 +59,20 @@ def channel_new_from(request: HttpRequest, preset: str) -> HttpResponse:
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def channel_edit(request: HttpRequest, name: str) -> HttpResponse:
-    """What a channel is, and a form to change it. A practice channel is the practice box's own: it can only be looked at."""
+    """What a channel is, and a form to change it. The practice box's own can only be looked at."""
     permissions.require(request.user, "channel.manage")
     channel = get_object_or_404(Channel, name=name)
     made_from = channel_forms.preset_of(channel.record)
     if request.method == "POST":
-        _refuse_practice(channel)
-    if made_from is None or channel.practice:
+        _refuse_announced(channel)
+    if made_from is None or channel.announced:
         return _page(request, None, channel)
     form = ChannelForm(made_from, *_posted(request), channel=channel)
     if request.method == "POST" and form.is_valid() and form.made is not None:
         with transaction.atomic():
             before = Channel.objects.select_for_update().get(pk=channel.pk).record
             if (after := form.made.as_dict()) != before:
-                Channel.objects.filter(pk=channel.pk).update(record=after)
+                Channel.objects.filter(pk=channel.pk).update(record=after, practice=form.made.practice)
                 _audit(request, "channel.edit", name, before, after)
         messages.success(request, f"Channel {name} is saved. Plans made before keep what they were made from.", extra_tags="ok")
         return redirect("channel_edit", name=name)
@@ -84,7 +84,7 @@ def channel_remove(request: HttpRequest, name: str) -> HttpResponse:
     """Asks, and removes. Jobs that were started keep the channel as it was."""
     permissions.require(request.user, "channel.manage")
     channel = get_object_or_404(Channel, name=name)
-    _refuse_practice(channel)
+    _refuse_announced(channel)
     if request.method == "POST":
         with transaction.atomic():
             _audit(request, "channel.remove", name, channel.record, {})
@@ -94,7 +94,7 @@ def channel_remove(request: HttpRequest, name: str) -> HttpResponse:
     fragment = request.headers.get("X-Roundhouse-Fragment") == "dialog"
     return render(request, "settings/_channel_remove.html" if fragment else "settings/channel_remove.html", {
         "channel": channel, "said": channel_forms.described(channel),
-        "only": not Channel.objects.filter(practice=False).exclude(pk=channel.pk).exists(),
+        "only": not Channel.objects.filter(practice=channel.practice).exclude(pk=channel.pk).exists(),
         "open": list(Job.objects.filter(params__channel=name).exclude(state__in=FINAL_STATES).order_by("number")[:5])})
 
 
@@ -117,8 +117,8 @@ def _posted(request: HttpRequest) -> tuple[Any, Any]:
     return (request.POST, request.FILES) if request.method == "POST" else (None, None)
 
 
-def _refuse_practice(channel: Channel) -> None:
-    if channel.practice:
+def _refuse_announced(channel: Channel) -> None:
+    if channel.announced:
         raise BadInput(f"Channel `{channel.name}` is the practice box's own", why="Its node announces it, and would bring it back",
                        hint="Make a channel of your own for real services")
 

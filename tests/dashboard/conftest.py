@@ -39,7 +39,7 @@ def service(node: Node) -> Service:
 def channel(db: None) -> Channel:
     from ops import records
 
-    return Channel.objects.create(name="practice", record=records.Channel.from_dict(CHANNEL).as_dict(), practice=True)
+    return Channel.objects.create(name="practice", record=records.Channel.from_dict(CHANNEL).as_dict(), practice=True, announced=True)
 
 
 @pytest.fixture

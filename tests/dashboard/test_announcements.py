@@ -51,6 +51,18 @@ def test_a_practice_node_cannot_replace_a_real_channel(redis_client: redis.Redis
     assert Channel.objects.get().record == {"real": True}
 
 
+def test_a_practice_node_cannot_replace_a_practice_channel_that_an_admin_made(redis_client: redis.Redis) -> None:
+    Channel.objects.create(name="practice", record={"mine": True}, practice=True)
+    apply_announcement(said())
+    assert (Channel.objects.get().record, Channel.objects.get().announced) == ({"mine": True}, False)
+
+
+def test_a_node_s_own_channel_follows_its_announcements(redis_client: redis.Redis) -> None:
+    apply_announcement(said())
+    apply_announcement(said(channels=[{**CHANNEL, "wheelhouse": "/srv/other"}]))
+    assert (Channel.objects.get().record["wheelhouse"], Channel.objects.get().announced) == ("/srv/other", True)
+
+
 @pytest.mark.parametrize("wrong", [{"node": "../x"}, {"services": [{"record": {"name": "x"}}]},
                                    {"services": [{"record": {**SERVICE, "name": "A B"}}]}, {"channels": [{"name": "x", "kind": "ftp"}]}])
 def test_what_cannot_be_right_is_refused_as_a_whole(wrong: dict[str, Any]) -> None:

@@ -177,7 +177,7 @@ class Story:
             "packages": {"versions": versions, "coupling": [MISMATCH] if mismatch else [], "release": release, "guards": GUARDS,
                          "patched": {"files": PATCHED if patched else [], "checked_at": time.time() - 900}}})
         self.the_channel, _ = Channel.objects.update_or_create(name="practice", defaults={"record": records.Channel.from_dict(CHANNEL).as_dict(),
-                                                                                          "practice": True})
+                                                                                          "practice": True, "announced": True})
         return self.the_service
 
     def environment(self, *, release: str = OLD, mismatch: bool = False, broken: bool = False, changed: bool = False,

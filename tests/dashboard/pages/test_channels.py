@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import string
@@ -15,7 +16,7 @@ from django.test import Client
 from dashboard import channel_forms
 from dashboard.models import AuditEntry, Channel, Job, Service
 from ops import records
-from ops.environments import channels
+from ops.environments import channels, fingerprint, recipe
 from ops.jobs.errors import BadInput
 
 pytestmark = pytest.mark.django_db
@@ -143,7 +144,7 @@ def test_a_name_that_is_taken_is_refused(boss: Client, channel: Channel) -> None
     assert Channel.objects.count() == 2
 
 
-def test_a_practice_channel_can_be_looked_at_and_not_changed(boss: Client, channel: Channel) -> None:
+def test_a_channel_of_the_practice_box_can_be_looked_at_and_not_changed(boss: Client, channel: Channel) -> None:
     body = boss.get("/settings/channels/practice/").content.decode()
     assert "cannot be changed here" in body and "<form class=\"card" not in body
     for path in ("/settings/channels/practice/", "/settings/channels/practice/remove/"):
@@ -204,6 +205,58 @@ def test_a_file_that_is_no_recipe_is_told_beside_its_field(boss: Client, content
     assert response.status_code == 400
     assert set(problems(response)) == {"recipe"}
     assert not Channel.objects.exists()
+
+
+def recipe_file(**more: Any) -> SimpleUploadedFile:
+    """A recipe as a node gives it, and a hash that fits."""
+    told: dict[str, Any] = {"service": "kimi-k25", "packages": {"vllm": "0.16.0"}, **more.pop("fingerprint", {})}
+    made = {
+        "schema": recipe.SCHEMA, "label": "week 9", "made_at": 1_770_000_000.0, "practice": False,
+        "from": {"service": "kimi-k25", "node": "n1", "release": "20260301-000000-0.16.0"},
+        "python": {"version": "3.12.1", "implementation": "cpython"}, "platform": {"system": "linux", "machine": "x86_64", "libc": "glibc 2.36"},
+        "version": "0.16.0", "packages": [{"name": "vllm", "version": "0.16.0", "file": "vllm-0.16.0-py3-none-any.whl", "sha256": "a" * 64,
+                                           "size_bytes": 4000}],
+        "channel": {"kind": "wheelhouse", "preset": "wheelhouse", "wheelhouse": "/srv/wheels", "index_url": "", "extra_index_urls": [],
+                    "variant": ""},
+        "flags": ["--max-model-len", "8192"], "flags_to_set": [], "env": {}, "env_to_set": ["HF_TOKEN"], "env_files": [], "guards": [],
+        "reference": {"sweep": None, "warmup": None}, "fingerprint": {**told, "hash": fingerprint.digest(told)}, **more}
+    return SimpleUploadedFile("recipe.json", json.dumps({**made, "hash": recipe.digest(made)}).encode())
+
+
+def test_a_recipe_file_becomes_a_channel_as_it_is(boss: Client) -> None:
+    response = boss.post("/settings/channels/new/recipe/", {"name": "week9", "wheelhouse": "/srv/wheels", "recipe": recipe_file()})
+    assert response.status_code == 302, problems(response)
+    channel = Channel.objects.get()
+    assert recipe.read(channel.record["recipe"])["label"] == "week 9"
+    assert (channel.record["kind"], channel.record["wheelhouse"], channel.practice) == ("recipe", "/srv/wheels", False)
+    assert "week 9" in boss.get(response.url).content.decode()
+    # saved again without a file, the recipe that is there stays
+    assert boss.post("/settings/channels/week9/", {"index_url": "public"}).status_code == 302
+    changed = Channel.objects.get().record
+    assert (changed["recipe"], changed["wheelhouse"], changed["index_url"]) == (channel.record["recipe"], "", "public")
+
+
+def test_a_recipe_of_the_practice_box_stays_with_practice_services(boss: Client) -> None:
+    boss.post("/settings/channels/new/recipe/", {"name": "drill", "wheelhouse": "/srv/wheels", "recipe": recipe_file(practice=True)})
+    channel = Channel.objects.get()
+    assert (channel.practice, channel.announced, channel.record["practice"]) == (True, False, True)
+    assert boss.post("/settings/channels/drill/remove/").status_code == 302  # an admin made it, so an admin may remove it
+
+
+@pytest.mark.parametrize("edit", [{"version": "0.17.0"}, {"flags": [7]}, {"packages": []}, {"extra": 1}, {"schema": "x"}, {"label": ""},
+                                  {"fingerprint": {"x": float("inf")}}, {"fingerprint": {"x": "\ud800"}}, {"fingerprint": {"x": "\0"}}])
+def test_a_recipe_that_is_not_right_is_told_beside_its_field(boss: Client, edit: dict[str, Any]) -> None:
+    upload = recipe_file(**edit)
+    upload = SimpleUploadedFile("r.json", upload.read().replace(b"Infinity", b"1e999"))
+    response = boss.post("/settings/channels/new/recipe/", {"name": "week9", "recipe": upload})
+    assert set(problems(response)) == {"recipe"}
+    assert not Channel.objects.exists()
+
+
+def test_a_recipe_that_was_edited_is_refused(boss: Client) -> None:
+    upload = SimpleUploadedFile("r.json", recipe_file().read().replace(b"8192", b"4096"))
+    response = boss.post("/settings/channels/new/recipe/", {"name": "week9", "recipe": upload})
+    assert "was changed after it was made" in problems(response)["recipe"]
 
 
 def test_random_values_never_make_a_channel_that_uv_may_not_see(boss: Client) -> None:
