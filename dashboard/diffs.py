@@ -34,7 +34,7 @@ def rows(diff: Any, path: str = "", debris: Any = None) -> dict[str, Any]:
     A row is `{"kind": "at" | "add" | "del" | "same", "old", "new" (line numbers or None), "html", "what"}`; `what` says why a line is marked
     (`debris`: `[{"line", "text", "what"}]` of ops/environments/debris.py). `more`: lines that are not shown.
     """
-    lines = str(diff or "").splitlines()
+    lines = _lines(diff)
     shown = lines[:MOST_LINES]
     found: list[dict[str, Any]] = []
     lexer = _lexer(path) if sum(map(len, shown)) <= COLOURED_CHARACTERS else None
@@ -63,9 +63,20 @@ def rows(diff: Any, path: str = "", debris: Any = None) -> dict[str, Any]:
             hunk.append(row)
     _colour(hunk, lexer)
     marked = _mark(found, debris)
-    return {"rows": found, "more": len(lines) - len(shown), "marked": marked,
-            "added": sum(1 for line in lines if line.startswith("+") and not line.startswith("+++ ")),
-            "removed": sum(1 for line in lines if line.startswith("-") and not line.startswith("--- "))}
+    added, removed = counts(diff)
+    return {"rows": found, "more": len(lines) - len(shown), "marked": marked, "added": added, "removed": removed}
+
+
+def _lines(diff: Any) -> list[str]:
+    """Lines as a diff has them: only a newline ends one (a form feed, say, is a part of Python sources)."""
+    lines = diff.split("\n") if isinstance(diff, str) else []
+    return [line.removesuffix("\r") for line in (lines[:-1] if lines and not lines[-1] else lines)]
+
+
+def counts(diff: Any) -> tuple[int, int]:
+    """Lines added, lines removed."""
+    lines = [line for line in _lines(diff) if not line.startswith(("+++ ", "--- "))]
+    return sum(line.startswith("+") for line in lines), sum(line.startswith("-") for line in lines)
 
 
 def _plain(text: str) -> SafeString:
@@ -105,7 +116,7 @@ def _coloured_lines(lines: Sequence[str], lexer: Lexer) -> list[SafeString]:
             if part:
                 told[-1].append(format_html('<span class="{}">{}</span>', name, part) if name else format_html("{}", part))
     html = [format_html_join("", "{}", ((part,) for part in parts)) for parts in told]
-    return (html + [format_html("")] * max(0, len(lines) - len(html)))[:len(lines)]
+    return (html + [SafeString("")] * max(0, len(lines) - len(html)))[:len(lines)]
 
 
 def _class(kind: _TokenType) -> str:

@@ -6,6 +6,7 @@ Everything here reads and gives plain data for templates; nothing writes.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -304,7 +305,8 @@ def edited_files(job: Job, report: dict[str, Any]) -> list[dict[str, Any]]:
     """
     service = job.service
     known = _known_differences(service) if service else {}
-    started = _started_at(job)
+    started = _started_at(job, report)
+    told_newer = set(map(str, report["newer"])) if isinstance(report.get("newer"), list) else set()
     rows = []
     for change in ("changed", "missing", "extra"):
         for file in listed(report.get(change)):
@@ -321,7 +323,8 @@ def edited_files(job: Job, report: dict[str, Any]) -> list[dict[str, Any]]:
             rows.append({
                 "path": path, "package": text(file.get("package")), "change": change, "size": whole(file.get("size_bytes")),
                 "note": text(file.get("note")),
-                "changed_at": moment, "newer": moment is not None and started is not None and moment > started, "shown": shown,
+                "changed_at": moment, "newer": started is not None and (moment > started if moment is not None else path in told_newer),
+                "shown": shown,
                 "added": added if added is not None else other.get("added"), "removed": removed if removed is not None else other.get("removed"),
                 "debris": diffs.debris_words(debris), "more": max(0, (whole(file.get("diff_lines")) or whole(other.get("diff_lines")) or 0)
                                                                   - len(str(lines or "").splitlines())),
@@ -367,10 +370,13 @@ def _known_differences(service: Service) -> dict[tuple[str, str], dict[str, Any]
     return found
 
 
-def _started_at(job: Job) -> Any:
-    """When the process that runs now began; None unless the job looked at the environment that it runs from."""
+def _started_at(job: Job, report: dict[str, Any]) -> Any:
+    """When the process that runs now began; None unless the job looked at the release that it runs."""
     service = job.service
     if service is None or service.state not in ("healthy", "starting"):
+        return None
+    live = text(told(service.status).get("release"))
+    if live and text(report.get("release")) and text(report.get("release")) != live:
         return None
     return as_datetime(told(service.status).get("started_at"))
 
@@ -436,11 +442,8 @@ def saves(service: Service) -> list[dict[str, Any]]:
 
 
 def _counts(patch: ShelvedPatch) -> dict[str, int | None]:
-    if not patch.diff:
-        return {"added": None, "removed": None}
-    lines = patch.diff.splitlines()
-    return {"added": sum(1 for line in lines if line.startswith("+") and not line.startswith("+++ ")),
-            "removed": sum(1 for line in lines if line.startswith("-") and not line.startswith("--- "))}
+    added, removed = diffs.counts(patch.diff) if patch.diff else (None, None)
+    return {"added": added, "removed": removed}
 
 
 def saved_by(job: Job) -> list[dict[str, Any]]:
@@ -449,10 +452,15 @@ def saved_by(job: Job) -> list[dict[str, Any]]:
 
 
 def changed_words(service: Service) -> dict[str, Any] | None:
-    """What changed since the last good start, as the node words it: `{"words", "since"}`; None: nothing, or nothing to compare with."""
+    """What changed since the last good start, as the node words it: `{"words" (empty: nothing), "since", "job"}`; None: nothing to compare with."""
     said = told(service.changed)
-    words = [text(word) for word in said.get("words") or [] if text(word)] if isinstance(said.get("words"), list) else []
-    return {"words": words, "since": as_datetime(said.get("since"))} if words else None
+    if not isinstance(said.get("words"), list):
+        return None
+    try:
+        job = Job.objects.filter(service=service, pk=uuid.UUID(text(said.get("job")))).first()
+    except ValueError:  # a start that no job of this console made
+        job = None
+    return {"words": [text(word) for word in said["words"] if text(word)], "since": as_datetime(said.get("since")), "job": job}
 
 
 def model_findings(service: Service) -> list[dict[str, Any]]:

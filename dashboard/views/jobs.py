@@ -217,14 +217,12 @@ def guards_panel(told: dict[str, Any]) -> dict[str, Any]:
 def recipe_panel(told: dict[str, Any]) -> dict[str, Any]:
     """A saved recipe in a few lines. What it has in which form is ops/environments/recipe.py's; a part that is not there is left out."""
     made = environment_story.told(told.get("recipe"))
-    packages = made.get("packages") or made.get("lock")
-    versions = {str(p.get("name")): str(p.get("version") or "") for p in environment_story.listed(packages)} or \
-        {str(name): str(version) for name, version in environment_story.told(packages).items() if isinstance(version, str)}
+    versions = {str(p.get("name")): str(p.get("version") or "") for p in environment_story.listed(made.get("packages"))}
     guards, flags = made.get("guards"), made.get("flags")
     return {"name": str(told.get("name") or "recipe.json"), "label": str(made.get("label") or ""), "hash": str(made.get("hash") or ""),
             "count": len(versions) or None, "stack": [(name, versions[name]) for name in job_story.SERVING_STACK if versions.get(name)],
             "flags": len(flags) if isinstance(flags, list) else None, "guards": len(guards) if isinstance(guards, list) else None,
-            "release": str(made.get("release") or "")}
+            "release": str(environment_story.told(made.get("from")).get("release") or "")}
 
 
 def _progress(step: JobStep) -> dict[str, Any] | None:
