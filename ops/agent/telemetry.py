@@ -246,10 +246,10 @@ def _record(path: Path, mtime_ns: int) -> ServiceRecord:
 
 def environment_stamp(record: ServiceRecord) -> Any:
     """Changes whenever a package of the current release, or a guarded file, changes: names and times, no file is opened."""
-    from ops.environments import packages, releases
+    from ops.environments import guards, packages, releases
 
     current = releases.current(record)
-    guarded = [(guard.get("file"), _mtime(Path(record.model_path) / str(guard.get("file")))) for guard in record.guards]
+    guarded = guards.stamp(record)
     if current is None:
         return (None, guarded)
     libraries = packages.site_packages(current)

@@ -31,7 +31,6 @@ from ops.services import state
 
 PRESETS = Path(__file__).with_name("guard_presets.toml")
 APPLICABLE = ("key_absent", "key_equals")
-QUICK_BYTES = 64 * 1024 * 1024  # what a quick check hashes of a file that was never hashed before: a tenth of a second
 MATCHES_NAMED = 5
 DIFF_BYTES = 256 * 1024
 _MISSING = object()
@@ -41,11 +40,11 @@ _MISSING = object()
 class GuardResult:
     """One guard held against the model folder. `sha256` is the file's, so that before and after can be compared; None: no such file, or not hashed.
 
-    `holds` is None where a quick check left a huge file unhashed. `can_apply`: `apply` would mend it.
+    `can_apply`: `apply` would mend it.
     """
 
     guard: dict[str, Any]
-    holds: bool | None
+    holds: bool
     explains: str
     path: str
     sha256: str | None = None
@@ -61,27 +60,51 @@ class GuardResult:
 # Checking
 
 
-def check(record: ServiceRecord, *, quick: bool = False) -> list[GuardResult]:
+def check(record: ServiceRecord) -> list[GuardResult]:
     """One result for each guard of the service, in its order. Raises BadInput for a guard that is none.
 
-    `quick`, for whoever checks every few seconds: a huge file that was never hashed before is not hashed now.
+    Guards about keys cost milliseconds. A huge file is hashed (1.3 GB a second), and the headers of shards are read, when they are new.
     """
     guards = [Guard.from_dict(raw) for raw in record.guards]
     if not guards:
         return []
     memory = Memory.of(record.folder)
-    look = _Look(Path(record.model_path), memory, QUICK_BYTES if quick else None)
+    look = _Look(Path(record.model_path), memory)
     results = [look.at(guard) for guard in guards]
     memory.save()
     return results
 
 
+def stamp(record: ServiceRecord) -> list[Any]:
+    """Changes whenever a file changes that a guard of the service looks at: names, sizes and times; no file is opened."""
+    folder = Path(record.model_path)
+    told: list[Any] = []
+    wide = False
+    for raw in record.guards:
+        guard = Guard.from_dict(raw)
+        told.append((guard.file, _state_of(folder / guard.file)))
+        wide = wide or guard.kind in ("shards_complete", "not_lfs_pointer")
+    if wide:
+        try:
+            told += [(name, _state_of(folder / name)) for name in sorted(model_files.names(folder))]
+        except OSError as error:
+            told.append(error.strerror)
+    return told
+
+
+def _state_of(path: Path) -> list[int] | None:
+    try:
+        return model_files.file_key(path)
+    except OSError:
+        return None
+
+
 class _Look:
     """One check of a model folder: a file that several guards are about is read once."""
 
-    def __init__(self, folder: Path, memory: Memory, hash_limit: int | None) -> None:
-        self.folder, self.memory, self.hash_limit = folder, memory, hash_limit
-        self.documents: dict[str, tuple[str, Any] | GuardResult] = {}
+    def __init__(self, folder: Path, memory: Memory) -> None:
+        self.folder, self.memory = folder, memory
+        self.contents: dict[Path, bytes] = {}
 
     def at(self, guard: Guard) -> GuardResult:
         told, path = guard.as_dict(), self.folder / guard.file
@@ -106,7 +129,7 @@ class _Look:
         return GuardResult(told, False, f"There is no `{guard.file}` in `{self.folder}`", str(path), fix=_again(self.folder))
 
     def _key(self, guard: Guard, told: dict[str, Any], path: Path) -> GuardResult:
-        content = read_limited(path)
+        content = self.contents[path] = self.contents.get(path) or read_limited(path)
         digest = hashlib.sha256(content).hexdigest()
         try:
             document = json.loads(content)
@@ -131,9 +154,7 @@ class _Look:
                            f"Set `{guard.key}` to {shorten_any(guard.value)} in `{path}`", shown, can_apply=True)
 
     def _hash(self, guard: Guard, told: dict[str, Any], path: Path) -> GuardResult:
-        digest = model_files.sha256(path, self.memory, at_most=self.hash_limit)
-        if digest is None:
-            return GuardResult(told, None, f"`{guard.file}` was not hashed yet ({path.stat().st_size:,} bytes)", str(path))
+        digest = model_files.sha256(path, self.memory)
         if digest == guard.value:
             return GuardResult(told, True, f"`{guard.file}` is the file with SHA-256 {digest[:12]}…", str(path), digest)
         return GuardResult(told, False, f"`{guard.file}` has SHA-256 {digest[:12]}…, but must have {str(guard.value)[:12]}…", str(path), digest,

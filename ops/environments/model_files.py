@@ -108,14 +108,12 @@ class Memory:
             return
 
 
-def sha256(path: Path, memory: Memory, *, at_most: int | None = None) -> str | None:
-    """The file's digest; None if it is larger than `at_most` and not known yet. Raises OSError."""
+def sha256(path: Path, memory: Memory) -> str:
+    """The file's digest. Raises OSError."""
     key = file_key(path)
     known = memory.get(path, "sha256", key)
     if isinstance(known, str):
         return known
-    if at_most is not None and key[2] > at_most:
-        return None
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

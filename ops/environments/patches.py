@@ -123,7 +123,7 @@ def shown_differences(release: Path, found: list[FileFinding], *, wheels: Path |
         shown = "\n".join(line[:SHOWN_WIDTH] for line in _hidden(lines[:SHOWN_LINES], secrets))[:left]
         left -= len(shown)
         told[finding.path] = {"diff": shown, "diff_lines": len(lines), "added": sum(line.startswith("+") for line in body),
-                              "removed": sum(line.startswith("-") for line in body), "debris": _debris(diff, secrets)}
+                              "removed": sum(line.startswith("-") for line in body), "debris": _debris(diff, content, secrets)}
     return told
 
 
@@ -290,7 +290,8 @@ def _save(finding: FileFinding, release: Path, folder: Path, pristine: Pristine)
         entry |= {"pristine_sha256": hashlib.sha256(original[0]).hexdigest(), "pristine_from": original[1]}
     if original is None and finding.change != "extra":
         return {**entry, "note": entry["note"] or "the pristine file is not at hand, so there is no diff"}
-    if size > text_diff.COMPARED_BYTES or (diff := text_diff.unified(original[0] if original else None, copy.read_bytes(), finding.path)) is None:
+    content = copy.read_bytes() if size <= text_diff.COMPARED_BYTES else None
+    if content is None or (diff := text_diff.unified(original[0] if original else None, content, finding.path)) is None:
         return {**entry, "note": entry["note"] or "it is no text, or too long to be compared"}
     path = folder / "diffs" / f"{finding.path}.diff"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -299,7 +300,7 @@ def _save(finding: FileFinding, release: Path, folder: Path, pristine: Pristine)
         file.write(diff)
         file.flush()
         os.fsync(file.fileno())
-    return {**entry, "diff": f"diffs/{finding.path}.diff", "debris": _debris(diff, [])}
+    return {**entry, "diff": f"diffs/{finding.path}.diff", "debris": _debris(diff, content, [])}
 
 
 def _copy(source: Path, target: Path) -> tuple[str, int]:
@@ -317,10 +318,10 @@ def _copy(source: Path, target: Path) -> tuple[str, int]:
     return total.hexdigest(), size
 
 
-def _debris(diff: str, secrets: Iterable[str]) -> list[dict[str, Any]]:
+def _debris(diff: str, content: bytes, secrets: Iterable[str]) -> list[dict[str, Any]]:
     from ops.environments import debris
 
-    return [{**found, "text": redact(str(found["text"])[:SHOWN_WIDTH], secrets)} for found in debris.look(diff)[:TOLD_DEBRIS]]
+    return [{**found, "text": redact(str(found["text"])[:SHOWN_WIDTH], secrets)} for found in debris.look(diff, content=content)[:TOLD_DEBRIS]]
 
 
 # Telling

@@ -173,11 +173,15 @@ def test_a_file_that_changed_just_now_is_not_remembered(model: Path, tmp_path: P
     assert not (tmp_path / "guard-cache.json").exists()
 
 
-def test_a_quick_check_does_not_hash_a_huge_file_and_says_so(model: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(guards, "QUICK_BYTES", 10)
-    record = service(model, about("file_hash", "config.json", "0" * 64))
-    (result,) = guards.check(record, quick=True)
-    assert result.holds is None and "not hashed yet" in result.explains
+def test_the_stamp_changes_with_every_file_that_a_guard_looks_at(weights: Path):
+    keys, wide = service(weights, absent("x")), service(weights, SHARDS)
+    before = guards.stamp(keys), guards.stamp(wide)
+    assert (guards.stamp(keys), guards.stamp(wide)) == before
+    (weights / "model-2.safetensors").unlink()
+    assert guards.stamp(keys) == before[0] and guards.stamp(wide) != before[1]
+    (weights / "config.json").write_text("{}")
+    assert guards.stamp(keys) != before[0]
+    assert guards.stamp(service(weights / "none", absent("x"), SHARDS))
 
 
 def test_a_torn_memory_is_no_obstacle(model: Path, tmp_path: Path):

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,12 +24,6 @@ from tests.ops.environments.conftest import Events, library, make_wheelhouse
 def no_cache_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It may hold anything."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    import importlib.util
-
-    if importlib.util.find_spec("ops.environments.debris") is None:
-        import ops.environments
-
-        monkeypatch.setattr(ops.environments, "debris", types.SimpleNamespace(look=lambda text: []), raising=False)
 
 
 @pytest.fixture
@@ -261,19 +254,16 @@ def test_a_secret_that_was_typed_into_a_file_stays_on_the_node(record: ServiceRe
     assert "hf_abc" in copy.read_text() and "+print(1)" in str(events)
 
 
-def test_debris_goes_with_the_file(record: ServiceRecord, live: Path, events: Events, monkeypatch: pytest.MonkeyPatch):
-    import ops.environments
-
-    stand_in = types.SimpleNamespace(look=lambda text: [{"line": 9, "text": line[1:], "what": "debug code in a hot path"}
-                                                        for line in text.splitlines() if line.startswith("+torch.save")])
-    monkeypatch.setattr(ops.environments, "debris", stand_in, raising=False)
-    edit(live)
+def test_debris_goes_with_the_file(record: ServiceRecord, live: Path, events: Events):
+    with (library(live) / "vllm/model.py").open("a") as file:
+        file.write("\n\ndef forward_again(hidden_states):\n    import torch\n    torch.save(hidden_states, '/tmp/x.pt')\n    return hidden_states\n")
     report = integrity.check(live)
     shown = patches.shown_differences(live, report.findings)
     patches.save_to_shelf(record, live, report, emit=events)
-    wanted = [{"line": 9, "text": "torch.save(x, '/tmp/x.pt')", "what": "debug code in a hot path"}]
-    assert by_name(events)["model.py"]["debris"] == wanted
-    assert next(told for path, told in shown.items() if path.endswith("model.py"))["debris"] == wanted
+    (found,) = by_name(events)["model.py"]["debris"]
+    assert found["text"] == "torch.save(hidden_states, '/tmp/x.pt')" and "forward pass" in found["what"]
+    assert next(told for path, told in shown.items() if path.endswith("model.py"))["debris"] == [found]
+    assert patches.shelf(record)[0]["debris"] == [found]
 
 
 # ---- full disk, kills ----
