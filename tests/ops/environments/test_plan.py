@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from ops.agent.config import NodeConfig
-from ops.environments import patches, plan, releases, uv, wheelhouse
+from ops.environments import channels, outlook, patches, plan, recipe, releases, uv, wheelhouse
 from ops.environments.uv import NoSolution
 from ops.jobs.errors import BadInput, OpsError, Refused
 from ops.jobs.pipeline import Context
@@ -207,7 +208,7 @@ def test_artifacts_of_the_service_are_listed(record: ServiceRecord, channel: Cha
 
 
 def test_no_room_on_the_disk_stops(record: ServiceRecord, channel: Channel, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(plan, "SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr(outlook, "SPARE_BYTES", 1 << 60)
     made = plan.make(record, channel)
     assert "There is not enough disk" in made.stops[0]["title"]
     assert made.disk["needed_bytes"] > 0 and not made.disk["estimate"]
@@ -318,8 +319,8 @@ def test_without_room_for_the_copy_there_is_no_rollback_and_the_plan_says_why(re
                                                                                monkeypatch: pytest.MonkeyPatch):
     there = dataclasses.replace(record, environment=str(live), in_place=True)
     needed = plan.make(there, channel)
-    room = plan.SPARE_BYTES + needed.disk["needed_bytes"] + needed.disk["cache_bytes"]
-    monkeypatch.setattr(plan.os, "statvfs", lambda path: SimpleNamespace(f_bavail=room // 512 + 1, f_frsize=512))
+    room = outlook.SPARE_BYTES + needed.disk["needed_bytes"] + needed.disk["cache_bytes"]
+    monkeypatch.setattr(outlook.os, "statvfs", lambda path: SimpleNamespace(f_bavail=room // 512 + 1, f_frsize=512))
     made = plan.make(there, channel)
     assert not made.rollback["possible"] and made.rollback["backup"] is None and "no room for a copy" in made.rollback["why"]
     assert "No rollback" in titles(made, "warning") and not made.stops
@@ -328,10 +329,10 @@ def test_without_room_for_the_copy_there_is_no_rollback_and_the_plan_says_why(re
 def test_without_permission_for_the_copy_there_is_no_rollback(record: ServiceRecord, channel: Channel, live: Path, monkeypatch: pytest.MonkeyPatch):
     there = dataclasses.replace(record, environment=str(live), in_place=True)
     real = os.access
-    monkeypatch.setattr(plan.os, "access", lambda path, mode: Path(path) != live.parent and real(path, mode))
+    monkeypatch.setattr(outlook.os, "access", lambda path, mode: Path(path) != live.parent and real(path, mode))
     made = plan.make(there, channel)
     assert not made.rollback["possible"] and "cannot be written to" in made.rollback["why"]
-    monkeypatch.setattr(plan.os, "access", lambda path, mode: Path(path) != live and real(path, mode))
+    monkeypatch.setattr(outlook.os, "access", lambda path, mode: Path(path) != live and real(path, mode))
     assert "cannot be changed" in plan.make(there, channel).stops[0]["title"]
 
 
@@ -507,6 +508,23 @@ def test_a_recipe_is_built_exactly(record: ServiceRecord, wheels: Path, tmp_path
                 {"x": 1}):
         with pytest.raises(BadInput):
             plan.make(record, dataclasses.replace(channel, recipe=bad))
+
+
+def test_a_recipe_made_of_a_release_is_a_channel_elsewhere(record: ServiceRecord, wheels: Path, live: Path, tmp_path: Path):
+    releases.mark_good(record, live.name)
+    made = recipe.make(record, live)
+    channel = channels.make("recipe", name="recipe", recipe=made, wheelhouse=str(wheels), practice=True)
+    elsewhere = dataclasses.replace(record, root=str(tmp_path / "elsewhere" / "services" / "kimi"))
+    drawn = plan.make(elsewhere, channel)
+    assert [(package["name"], package["new"], package["sha256"]) for package in drawn.locked] == [
+        (package["name"], package["version"], package["sha256"]) for package in made["packages"]]
+    file = tmp_path / "recipe.json"
+    file.write_text(json.dumps(made))
+    node = NodeConfig(name="n", practice=True, wheelhouse_roots=[str(wheels)])
+    assert channels.parse(f"recipe:{file}", config=node).wheelhouse == str(wheels)  # where it was built from
+    made["packages"][0]["sha256"] = "0" * 64
+    with pytest.raises(BadInput, match="changed after it was made"):
+        channels.make("recipe", name="recipe", recipe=made, wheelhouse=str(wheels))
 
 
 # What it costs, and what its hash is over
