@@ -266,6 +266,14 @@ class JobProjection:
         ShelvedPatch.objects.filter(service=self.job.service, folder=named(data["folder"], 200), path=named(data["path"], 1000),
                                     forgotten_at=None).update(forgotten_at=at, diff=None, debris=[])
 
+    def _integrity(self, data: dict[str, Any], at: datetime) -> None:
+        """Without the lines of its files, which lists of jobs do not show: the event has them."""
+        def short(file: Any) -> Any:
+            return {name: value for name, value in file.items() if name not in ("diff", "debris")} if isinstance(file, dict) else file
+
+        self.job.result["integrity"] = {**data, **{kind: [short(one) for one in data[kind]] for kind in CHANGES if isinstance(data.get(kind), list)}}
+        self.result_dirty = True
+
     def _guards(self, data: dict[str, Any], at: datetime) -> None:
         applied = [{"file": text(one.get("file"), 1000), "backup": text(one.get("backup"), 2000), "diff": text(one.get("diff"), DIFF_LENGTH)}
                    for one in items(data.get("applied"), GUARDS_KEPT)]
@@ -381,7 +389,7 @@ _HANDLERS: dict[str, Callable[[JobProjection, dict[str, Any], datetime], None]] 
     EventType.LEVEL_FINISHED: JobProjection._level_finished,
     EventType.SWEEP_FINISHED: JobProjection._sweep_finished,
     EventType.DIAGNOSIS: _keeps("diagnosis"),
-    EventType.INTEGRITY: _keeps("integrity"),
+    EventType.INTEGRITY: JobProjection._integrity,
     EventType.SHELF_SAVED: JobProjection._shelf_saved,
     EventType.SHELF_FORGOTTEN: JobProjection._shelf_forgotten,
     EventType.GUARDS: JobProjection._guards,

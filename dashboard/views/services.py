@@ -91,7 +91,8 @@ def _integrity(found: Service) -> dict[str, Any] | None:
 
 def can_apply(guard: dict[str, Any]) -> bool:
     """Whether an edit can make the guard hold: a key can be set or taken out, a file or a shard cannot be made up."""
-    return (guard.get("guard") or {}).get("kind") in ("key_absent", "key_equals")
+    said = guard.get("can_apply")
+    return said if isinstance(said, bool) else (guard.get("guard") or {}).get("kind") in ("key_absent", "key_equals")
 
 
 @require_POST

@@ -84,7 +84,8 @@ class EventType(StrEnum):
     SWEEP_FINISHED = "sweep.finished"
     # what ops/services/diagnosis.py Diagnosis.as_dict() gives
     DIAGNOSIS = "diagnosis"
-    # what ops/environments/integrity.py IntegrityReport.as_dict() gives
+    # what ops/environments/integrity.py IntegrityReport.as_dict() gives, with release, started_at (of the service's process) or null, newer (paths
+    # changed after that: not what is running); changed and extra files with diff, diff_lines, added, removed, debris where they can be shown
     INTEGRITY = "integrity"
     # one file put on the patch shelf: folder (name below services/<name>/shelf/), path (relative to the environment), package, version, release,
     # change ("changed" | "extra" | "missing"), size_bytes, sha256, pristine_sha256 or null, diff (text, cut at 256 KB) or null, diff_cut (bool),

@@ -124,7 +124,7 @@ def _integrity(context: Context) -> list[Step]:
 
 
 def _check_integrity(context: Context) -> str:
-    from ops.environments import integrity, releases
+    from ops.environments import integrity, patches, releases
     from ops.jobs.errors import OpsError
     from ops.services.manager import manager_for
 
@@ -134,7 +134,14 @@ def _check_integrity(context: Context) -> str:
     found = integrity.check(current, progress=lambda done, total: context.progress(done, total, "files"))
     status = manager_for(context.the_service).status() if context.the_service.manager == "process" else None
     newer = integrity.newer_than(found, status.started_at) if status is not None and status.started_at is not None else set()
-    context.emit(EventType.INTEGRITY, found.as_dict() | {
+    told = found.as_dict()
+    try:
+        shown = patches.shown_differences(current, [*found.changed, *found.extra], record=context.the_service)
+    except OpsError as error:  # a wheel that cannot be read: the result stands, without lines
+        context.log(f"What was edited cannot be shown: {error}")
+        shown = {}
+    told |= {kind: [{**file, **shown.get(file["path"], {})} for file in told[kind]] for kind in ("changed", "extra")}
+    context.emit(EventType.INTEGRITY, told | {
         "release": current.name, "started_at": status.started_at if status else None, "newer": sorted(newer)[:integrity.LISTED]})
     if found.clean:
         return f"{found.checked_files:,} files match RECORD"
