@@ -6,13 +6,16 @@ import errno
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ops import redeploy
+from ops.environments import pruning, releases
 from ops.gpus import processes
-from ops.jobs.errors import OpsError
+from ops.jobs.errors import OpsError, Refused
+from ops.jobs.kinds import KINDS
 from ops.records import ServiceRecord
 from ops.services import launch, process, stopping
 from ops.services.process import ProcessManager
@@ -130,3 +133,90 @@ def test_downtime_is_saved_when_it_begins_and_never_negative_after_a_reboot(make
     given.context.facts["down_since"]["monotonic"] += 10_000
     redeploy._answers(given.context)
     assert 0 <= given.of("downtime.ended")[0]["seconds"] < 10
+
+
+# ---- kinds ----
+
+
+def test_an_environment_that_is_changed_in_place_is_locked_with_its_service() -> None:
+    told = {"in_place": True, "environment": "/opt/env"}
+    for kind in ("redeploy", "rollback", "restart"):
+        assert KINDS[kind].locks("a", told) == ["service:a", "env:/opt/env"]
+        assert KINDS[kind].locks("a", {}) == ["service:a"]
+    for kind, locks in {"build": ["service:a"], "remove-release": ["service:a"], "guards-apply": ["service:a"], "shelf-forget": ["node:purge"],
+                        "recipe": [], "plan": [], "integrity": []}.items():
+        assert KINDS[kind].locks("a", told) == locks
+
+
+@pytest.mark.parametrize(("in_place", "params", "words"), [
+    (True, {}, "does not lock its environment"),
+    (True, {"in_place": True, "environment": "/somewhere/else"}, "The order is about the environment"),
+    (True, {"in_place": True, "environment": "/opt/../opt/env"}, "The order is about the environment"),
+    (False, {"in_place": True, "environment": "/opt/env"}, "is not changed in place"),
+])
+@pytest.mark.parametrize("kind", ["redeploy", "rollback"])
+def test_an_order_about_another_environment_is_refused_before_anything_is_claimed(make_record: Make, given: Job, kind: str, in_place: bool,
+                                                                                 params: dict[str, Any], words: str) -> None:
+    given.context.service = make_record(environment="/opt/env", in_place=in_place)
+    given.context.params = params
+    with pytest.raises(Refused, match=words):
+        KINDS[kind].steps(given.context)
+
+
+def test_nothing_is_built_beside_an_environment_that_may_not_move(make_record: Make, given: Job) -> None:
+    given.context.service = make_record(environment="/opt/env", in_place=True)
+    with pytest.raises(Refused, match="is changed in place"):
+        KINDS["build"].steps(given.context)
+    given.context.params = {"in_place": True, "environment": "/opt/env"}
+    names = [step.name for step in KINDS["redeploy"].steps(given.context)]
+    assert "build" not in names and names.index("backup") < names.index("stop") < names.index("install") < names.index("verify")
+
+
+def test_every_kind_has_steps_with_a_deadline_and_those_while_it_is_down_are_marked(make_record: Make, given: Job) -> None:
+    given.context.service = make_record(environment="/opt/env")
+    for name, kind in KINDS.items():
+        if name in ("sweep", "purge", "plan", "warmup", "smoke", "integrity", "practice-reset"):
+            continue
+        steps = kind.steps(given.context)
+        assert steps and all(step.deadline_s for step in steps), name
+        if "stop" in (names := [step.name for step in steps]):
+            down = [step.name for step in steps if step.downtime]
+            assert down == names[names.index("stop"):names.index("warmup") + 1], name
+
+
+def test_a_release_that_cannot_be_removed_is_told_and_undoes_nothing(make_record: Make, given: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck(*arguments: Any, **settings: Any) -> list[str]:
+        raise OpsError("`/releases/old` cannot be removed", why="Read-only file system")
+
+    monkeypatch.setattr(pruning, "prune", stuck)
+    record = given.context.service = make_record()
+    given.context.facts.update(release="20260101-000000-0.1", previous=None)
+    assert redeploy.prune(given.context) == "an old release could not be removed"
+    assert [finding["title"] for finding in given.of("finding")] == ["`/releases/old` cannot be removed"]
+    assert given.context.facts["partial"] and releases.last_good(record) == "20260101-000000-0.1"
+
+
+def test_a_fingerprint_that_cannot_be_taken_fails_nothing(make_record: Make, given: Job) -> None:
+    record = given.context.service = make_record()
+    assert redeploy.tell_fingerprint(given.context, "before", record.releases / "no-such") is None
+    assert [finding["level"] for finding in given.of("finding")] == ["note"]
+
+
+def test_what_is_left_of_a_removal_goes_and_a_verified_release_of_a_failed_job_counts(make_record: Make, given: Job) -> None:
+    record = given.context.service = make_record(keep_releases=2)
+    for day in ("02", "03", "04"):
+        made = make_release(record.folder, f"202602{day}-000000-0.2")
+        releases.mark_verified(made)
+    (record.releases / ".removing-old-1").mkdir()
+    given.context.facts.update(release=made.name, verified=True)
+    assert redeploy.remove_unused_release(given.context) == "removed 20260202-000000-0.2, 20260203-000000-0.2"
+    assert sorted(path.name for path in record.releases.iterdir()) == ["20260101-000000-0.1", "20260204-000000-0.2"]
+
+
+def test_a_guard_that_fails_after_the_switch_fails_the_step(make_record: Make, given: Job) -> None:
+    record = given.context.service = make_record(guards=[{"kind": "file_present", "file": "chat_template.jinja"}])
+    with pytest.raises(OpsError, match=r"chat_template\.jinja") as caught:
+        redeploy.tell_guards(given.context, must_hold=True)
+    assert caught.value.kind == "guard" and given.of("guards")[0]["results"][0]["holds"] is False
+    (Path(record.model_path) / "chat_template.jinja").write_text("x")
+    redeploy.tell_guards(given.context, must_hold=True)

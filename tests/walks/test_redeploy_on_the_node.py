@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,14 +14,16 @@ from typing import Any
 import pytest
 
 from ops.agent.config import NodePaths
-from ops.environments import guards, integrity, packages, releases
+from ops.environments import guards, integrity, packages, patches, releases
 from ops.jobs import claim, runner
 from ops.jobs.envelope import Envelope
 from ops.jobs.events import EventType, JobState
 from ops.jobs.pipeline import Outcome
 from ops.practice import box
 from ops.records import ServiceRecord
+from ops.services import launch
 from ops.services.manager import manager_for
+from tests.fakes.wheels import make_wheel
 from tests.walks.practice_stack import free_port, wait_until
 
 pytestmark = pytest.mark.timeout(240)
@@ -31,13 +35,16 @@ class PracticeNode:
     root: Path
     record: ServiceRecord
 
-    def run(self, type: str, *, suite: list[dict[str, Any]] | None = None, **params: Any) -> tuple[Outcome, list[tuple[str, dict[str, Any]]]]:
-        """Runs a job in this process; gives how it ended and all that it said."""
+    def run(self, type: str, *, suite: list[dict[str, Any]] | None = None, plan: dict[str, Any] | None = None,
+            **params: Any) -> tuple[Outcome, list[tuple[str, dict[str, Any]]]]:
+        """Runs a job in this process; gives how it ended and all that it said. `plan`: the one that was confirmed."""
         from ops.jobs.kinds import KINDS
 
+        if self.record.in_place and type in ("redeploy", "rollback"):
+            params |= {"in_place": True, "environment": str(releases.environment(self.record))}
         said: list[tuple[str, dict[str, Any]]] = []
         locks = sorted(KINDS[type].locks(self.record.name, params))
-        snapshot = {"channel": box.channel(self.root).as_dict(), "suite": suite}
+        snapshot = {"channel": box.channel(self.root).as_dict(), "suite": suite, **({"plan": plan} if plan else {})}
         envelope = Envelope.make(type=type, node="practice", service=self.record.as_dict(), params=params, locks=locks,
                                  fence=claim.next_fences(self.paths, locks), snapshot=snapshot, by="test", now=time.time())
         outcome = runner.run_here(self.paths, envelope, on_event=lambda type, data: said.append((type, json.loads(json.dumps(data)))))
@@ -50,9 +57,19 @@ class PracticeNode:
 
 @pytest.fixture
 def node(short_path: Path) -> Iterator[PracticeNode]:
-    paths = NodePaths(short_path / "node").make()
-    root = short_path / "box"
-    made = PracticeNode(paths, root, box.set_up(paths, root, speed=25, port=free_port()))
+    yield from serving(short_path, in_place=False)
+
+
+@pytest.fixture
+def fixed(short_path: Path) -> Iterator[PracticeNode]:
+    """A box whose environment may not move."""
+    yield from serving(short_path, in_place=True)
+
+
+def serving(folder: Path, *, in_place: bool) -> Iterator[PracticeNode]:
+    paths = NodePaths(folder / "node").make()
+    root = folder / "box"
+    made = PracticeNode(paths, root, box.set_up(paths, root, speed=25, port=free_port(), in_place=in_place))
     manager = manager_for(made.record)
     manager.start()
     try:
@@ -150,4 +167,197 @@ def test_restart_and_reset_bring_the_service_back(node: PracticeNode) -> None:
     assert packages.read(current).version("vllm") == "0.16.0rc2.dev313+practice"
     assert len(integrity.check(current).changed) == 4
     outcome, said = node.run("integrity")
-    assert len(of(said, EventType.INTEGRITY)[0]["changed"]) == 4
+    changed = of(said, EventType.INTEGRITY)[0]["changed"]
+    assert len(changed) == 4
+    assert all(file["diff"].startswith("--- ") and file["added"] > 0 for file in changed)  # what was edited is shown line by line
+    assert any(file["debris"] for file in changed)
+
+
+QUICK = {"smoke": False, "sweep": False, "purge": False}
+
+
+def broken_wheel(node: PracticeNode, number: int, *, at_start: bool) -> None:
+    """A newer vllm in the channel: one that cannot be imported, or one that everything but a real start is content with."""
+    late = """\
+import sys
+
+def main():
+    if "--version" in sys.argv:
+        print("0.16.0rc2.dev{n}+practice")
+    elif "--help" in " ".join(sys.argv):
+        print("usage: vllm serve MODEL")
+    else:
+        raise ImportError("libcudart.so.13: cannot open shared object file: No such file or directory")
+"""
+    make_wheel(node.root / "wheelhouse", "vllm", f"0.16.0rc2.dev{number}+practice", entry_points="[console_scripts]\nvllm = vllm:main\n",
+               files={"vllm/__init__.py": late.format(n=number) if at_start else "import no_such_module\n"})
+
+
+def test_a_release_that_cannot_be_imported_never_stops_the_service(node: PracticeNode) -> None:
+    broken_wheel(node, 900, at_start=False)
+    before, pid = releases.current(node.record), manager_for(node.record).status().pid
+    outcome, said = node.run("redeploy", **QUICK)
+    assert (outcome.state, outcome.rollback) == (JobState.FAILED, "done")  # what was built was taken away
+    assert "no_such_module" in outcome.reason
+    assert not of(said, EventType.DOWNTIME_STARTED)
+    assert (releases.current(node.record), manager_for(node.record).status().pid, node.state) == (before, pid, "healthy")
+    assert [found.name for found in releases.listing(node.record)] == [before.name if before else ""]
+
+
+def test_a_release_that_only_fails_at_its_start_rolls_back_by_itself(node: PracticeNode) -> None:
+    broken_wheel(node, 900, at_start=True)
+    before = releases.current(node.record)
+    outcome, said = node.run("redeploy", **QUICK)
+    assert (outcome.state, outcome.reason_kind, outcome.rollback) == (JobState.FAILED, "expected", "done")
+    assert "libcudart.so.13" in str(of(said, EventType.DIAGNOSIS)[0])
+    assert (releases.current(node.record), node.state) == (before, "healthy")
+    assert len(releases.listing(node.record)) == 2  # it passed its verification, so it is kept for a look
+
+
+def test_restoring_gives_the_same_versions_without_the_edits(node: PracticeNode) -> None:
+    before = releases.current(node.record)
+    assert before is not None and len(integrity.check(before).changed) == 4
+    outcome, said = node.run("redeploy", mode="restore", **QUICK)
+    assert outcome.state == JobState.SUCCEEDED, outcome
+    after = releases.current(node.record)
+    assert after is not None and after != before and packages.read(after).versions() == packages.read(before).versions()
+    assert integrity.check(after).clean and len(integrity.check(before).changed) == 4
+    installed = "".join(data["text"] for data in of(said, EventType.STEP_LOG) if data["step"] == "build").count(" + ")
+    assert installed == len(of(said, EventType.PLAN_MADE)[0]["restore"]) < 3
+    assert len(of(said, EventType.SHELF_SAVED)) == 4
+    assert "copied from the release before" in of(said, EventType.REPORT)[0]["markdown"]
+
+
+def test_an_edit_that_comes_back_through_the_cache_is_cleaned_away_and_told(node: PracticeNode) -> None:
+    assert node.run("build")[0].state == JobState.SUCCEEDED
+    cache = node.paths.root / "uv-cache"
+    path = next(path for path in cache.glob("archive-v*/*/torch/__init__.py") if list(path.parents[1].glob("torch-*")))
+    path.write_text(path.read_text() + "LEFTOVER = True\n")
+    outcome, said = node.run("redeploy", **QUICK)
+    assert outcome.state == JobState.SUCCEEDED, outcome
+    sentence = "The edit to `torch/__init__.py` came back through uv's cache: `torch` was dropped from it and installed anew"
+    assert sentence in [finding["title"] for finding in of(said, EventType.FINDING)]
+    report = of(said, EventType.REPORT)[0]
+    assert report["reinstall"]["cache_leaks"] == [sentence] and sentence in report["markdown"]
+    after = releases.current(node.record)
+    assert after is not None and integrity.check(after).clean
+
+
+def test_build_then_roll_to_it_and_back(node: PracticeNode) -> None:
+    """A build stops nothing; a roll back is a stop and a start, whichever way it goes."""
+    before, pid = releases.current(node.record), manager_for(node.record).status().pid
+    assert before is not None
+    outcome, said = node.run("build")
+    assert outcome.state == JobState.SUCCEEDED, outcome
+    assert (releases.current(node.record), manager_for(node.record).status().pid) == (before, pid)
+    built = next(found.name for found in releases.listing(node.record) if not found.is_current)
+    for name in (built, before.name):
+        outcome, said = node.run("rollback", release=name)
+        assert outcome.state == JobState.SUCCEEDED, outcome
+        assert [told for told, _ in said if told in (EventType.DOWNTIME_STARTED, EventType.DOWNTIME_ENDED)] == ["downtime.started", "downtime.ended"]
+        live = releases.current(node.record)
+        assert (live.name if live else None, node.state, releases.last_good(node.record)) == (name, "healthy", name)
+        assert [data["moment"] for data in of(said, EventType.FINGERPRINT)] == ["before", "good-start"]
+        assert len(of(said, EventType.GUARDS)) == 2  # before the stop, and after the switch
+        assert of(said, EventType.REPORT)[0]["markdown"].startswith("# Roll back")
+    assert any("vllm" in words for words in of(said, EventType.FINGERPRINT)[1]["changed"])
+    assert node.run("rollback", release=before.name)[0].reason == f"The release `{before.name}` is in use already"
+    assert node.run("remove-release", release=before.name)[0].state == JobState.FAILED
+    assert node.run("remove-release", release=built)[0].state == JobState.SUCCEEDED
+    assert [found.name for found in releases.listing(node.record)] == [before.name]
+
+
+def test_guards_are_applied_and_a_roll_back_is_stopped_by_one_that_fails(node: PracticeNode) -> None:
+    assert node.run("build")[0].state == JobState.SUCCEEDED
+    built = next(found.name for found in releases.listing(node.record) if not found.is_current)
+    path = Path(node.record.model_path) / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["kv_cache_scheme"] = {"type": "float", "num_bits": 8}
+    path.write_text(json.dumps(config))
+    outcome, said = node.run("rollback", release=built)
+    assert outcome.state == JobState.FAILED and "kv_cache_scheme" in outcome.reason and not of(said, EventType.DOWNTIME_STARTED)
+    outcome, said = node.run("guards-apply", guards=None)
+    assert outcome.state == JobState.SUCCEEDED, outcome
+    (told,) = of(said, EventType.GUARDS)
+    assert all(result["holds"] for result in told["results"]) and "kv_cache_scheme" in told["applied"][0]["diff"]
+    assert node.run("rollback", release=built, smoke=False)[0].state == JobState.SUCCEEDED
+
+
+@pytest.mark.slow
+def test_shelved_patches_are_forgotten(node: PracticeNode) -> None:
+    assert node.run("redeploy", **QUICK)[0].state == JobState.SUCCEEDED
+    entries = patches.shelf(node.record)
+    chosen = [{"folder": entry["folder"], "path": entry["path"]} for entry in entries][:2]
+    outcome, said = node.run("shelf-forget", entries=chosen)
+    assert outcome.state == JobState.SUCCEEDED, outcome
+    assert of(said, EventType.SHELF_FORGOTTEN) == chosen
+    outcome, _ = node.run("shelf-forget", entries=[{"folder": "../..", "path": "state.json"}])
+    assert outcome.state == JobState.FAILED and (node.record.folder / "state.json").exists()
+
+
+@pytest.mark.slow
+def test_releases_over_the_limit_go_at_the_end_of_a_redeploy(node: PracticeNode) -> None:
+    node.record.keep_releases = 2
+    launch.write(node.record)
+    (node.paths.announced / f"{node.record.name}.json").write_text(json.dumps(node.record.as_dict()))
+    first = releases.current(node.record)
+    for _ in range(2):
+        assert node.run("redeploy", **QUICK)[0].state == JobState.SUCCEEDED
+    outcome, said = node.run("redeploy", **QUICK)
+    assert outcome.state == JobState.SUCCEEDED, outcome
+    listed = releases.listing(node.record)
+    assert len(listed) == 2 and first is not None and first.name not in [found.name for found in listed]
+    assert listed[0].is_current and listed[0].is_last_good
+    assert "Old releases removed" in of(said, EventType.REPORT)[0]["markdown"]
+
+
+def test_an_environment_is_changed_in_place_and_comes_back_offline(fixed: PracticeNode) -> None:
+    environment = releases.environment(fixed.record)
+    assert environment is not None
+    before = integrity.check(environment).digest()
+    outcome, said = fixed.run("redeploy", **QUICK)
+    assert outcome.state == JobState.SUCCEEDED, outcome
+    steps = [data["step"] for data in of(said, EventType.STEP_STARTED)]
+    assert steps.index("fetch") < steps.index("shelf") < steps.index("backup") < steps.index("stop") < steps.index("install") < steps.index("verify")
+    assert packages.read(environment).version("vllm") == "0.16.0rc2.dev344+practice" and integrity.check(environment).clean
+    assert len(of(said, EventType.SHELF_SAVED)) == 4
+    assert "changed in place" in of(said, EventType.REPORT)[0]["markdown"]
+    shutil.rmtree(fixed.root / "wheelhouse")  # nothing is fetched and nothing is built on the way back
+    shutil.rmtree(fixed.paths.root / "uv-cache")
+    outcome, _ = fixed.run("rollback", release="adopted")
+    assert outcome.state == JobState.SUCCEEDED, outcome
+    assert fixed.state == "healthy" and integrity.check(environment).digest() == before
+    assert packages.read(environment).version("vllm") == "0.16.0rc2.dev313+practice"
+
+
+@pytest.mark.slow
+def test_an_environment_changed_in_place_that_fails_at_its_start_comes_back_by_itself(fixed: PracticeNode) -> None:
+    broken_wheel(fixed, 900, at_start=True)
+    environment = releases.environment(fixed.record)
+    assert environment is not None
+    before = integrity.check(environment).digest()
+    outcome, _ = fixed.run("redeploy", **QUICK)
+    assert (outcome.state, outcome.rollback) == (JobState.FAILED, "done"), outcome
+    assert fixed.state == "healthy" and integrity.check(environment).digest() == before
+    assert [found.name for found in releases.listing(fixed.record)] == ["adopted"]
+    assert sorted(path.name for path in environment.parent.glob("environment*")) == ["environment"]
+
+
+@pytest.mark.slow
+def test_no_way_back_needs_a_second_yes(fixed: PracticeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ops.environments import plan
+
+    real = plan.make
+
+    def without_room(*arguments: Any, **options: Any) -> plan.Plan:
+        return dataclasses.replace(real(*arguments, **options), rollback={"possible": False, "why": "There is no room", "backup": None,
+                                                                          "backup_bytes": 1})
+
+    monkeypatch.setattr(plan, "make", without_room)
+    pid = manager_for(fixed.record).status().pid
+    outcome, said = fixed.run("redeploy", **QUICK)
+    assert (outcome.state, outcome.reason) == (JobState.FAILED, "There would be no way back")
+    assert manager_for(fixed.record).status().pid == pid and not of(said, EventType.DOWNTIME_STARTED)
+    outcome, _ = fixed.run("redeploy", accept_no_rollback=True, **QUICK)
+    assert outcome.state == JobState.SUCCEEDED, outcome
+    assert [found.kind for found in releases.listing(fixed.record)] == ["in-place"]

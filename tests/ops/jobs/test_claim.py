@@ -79,12 +79,21 @@ def test_a_half_done_job_keeps_its_lock_although_its_process_is_gone(node: FakeN
     end(claim.claim(node.paths, node.order()))
 
 
+def test_what_one_failed_job_kept_is_let_go_together(node: FakeNode) -> None:
+    """A restart takes the service's lock only; the environment's was kept by the same failed job in place."""
+    claim.hold(node.paths, ["service:a", "env:/opt/env"], "some job", "The rollback failed")
+    claim.hold(node.paths, ["service:b"], "another job", "The rollback failed")
+    claim.let_go(node.paths, "service:a")
+    assert [claim.held(node.paths, lock) is None for lock in ("service:a", "env:/opt/env", "service:b")] == [True, True, False]
+
+
 def test_a_lock_kept_for_a_person_is_open_for_repairs_only(node: FakeNode) -> None:
     claim.hold(node.paths, ["service:a"], "some job", "The rollback failed: no disk")
     with pytest.raises(Busy) as caught:
         claim.claim(node.paths, node.order())
     assert "no disk" in caught.value.why
     end(claim.claim(node.paths, node.order("restart")))
+    assert {"restart", "rollback"} <= claim.REPAIRS
     claim.let_go(node.paths, "service:a")
     end(claim.claim(node.paths, node.order()))
 
