@@ -149,7 +149,8 @@ def run(arguments: argparse.Namespace, type: str, record: ServiceRecord, params:
 
 
 def _summary(result: dict[str, Any]) -> None:
-    notes = [step["note"] for step in result["steps"] if step["note"]]
+    notes = [step["note"] for step in result["steps"] if step["note"] and step["step"] == result["type"]] or [
+        step["note"] for step in result["steps"] if step["note"]]
     report = result.get("report")
     if isinstance(report, dict) and report.get("markdown"):
         print(report["markdown"])

@@ -1,9 +1,8 @@
-"""`python -m ops` as a person and as a program use it: real processes, exit codes, what stands on which stream."""
+"""`bench` and `smoke` as a person and as a program use them."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,23 +15,7 @@ import pytest
 
 from tests.fakes.paced_server import compile_rig, paced
 from tests.fakes.scripted_server import CLOSE, STREAM_HEAD, chunk, event, good_stream, response, scripted
-
-REPOSITORY = Path(__file__).resolve().parents[3]
-
-
-def ops(*arguments: str, stdin: bytes | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "ops", *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=90, check=False,
-                          env={**os.environ, "ROUNDHOUSE_NODE_STATE": "/nonexistent", **env}, input=None if stdin is None else stdin.decode())
-
-
-def error_of(*arguments: str, code: int = 1) -> dict[str, Any]:
-    """The error of a command that must fail: the same on both streams, no traceback."""
-    plain, machine = ops(*arguments), ops(*arguments, "--json")
-    assert (plain.returncode, machine.returncode) == (code, code)
-    assert plain.stdout == "" and "Traceback" not in plain.stderr + machine.stderr
-    told = json.loads(machine.stdout)["error"]
-    assert any(line.startswith("error: ") for line in plain.stderr.splitlines()) and told["what"]
-    return told
+from tests.ops.command_line.run import REPOSITORY, error_of, ops
 
 
 @pytest.fixture(scope="module")
@@ -137,57 +120,3 @@ def test_smoke_takes_a_suite_from_a_file(tmp_path: Path) -> None:
         assert ops("smoke", "--url", server.url, "--suite", str(suite)).returncode == 0
         suite.write_text("{")
         assert error_of("smoke", "--url", server.url, "--suite", str(suite))["what"].endswith("is not JSON")
-
-
-def test_gpus_says_why_there_are_none_or_lists_them() -> None:
-    done = ops("gpus", "--json")
-    snapshot = json.loads(done.stdout)
-    assert done.returncode == 0 and (snapshot["gpus"] or snapshot["problem"])
-    assert ops("gpus").returncode == 0
-
-
-def test_packages_and_integrity_read_an_environment() -> None:
-    packages = ops("packages", "--env", sys.prefix, "--json")
-    assert packages.returncode == 0 and any(d["name"] == "httpx" for d in json.loads(packages.stdout)["distributions"])
-    plain = ops("packages", "--env", sys.prefix)
-    assert "httpx" in plain.stdout and "No packages here that must agree" in plain.stdout
-    integrity = ops("integrity", "--env", sys.prefix, "--only", "httpx", "--json")
-    assert integrity.returncode == 0 and json.loads(integrity.stdout)["files"] > 20
-
-
-@pytest.mark.parametrize("command", ["packages", "integrity"])
-def test_what_is_no_environment_is_told(command: str, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for name, why in ((".", "It has no pyvenv.cfg"), ("nothing", "There is no such folder"), ("file", "It is a file")):
-        told = error_of(command, "--env", str(tmp_path / name))
-        assert "no Python environment" in told["what"] and told["why"].startswith(why) and "bin/python" in told["hint"]
-
-
-def test_diagnose_finds_the_decisive_line_of_a_recorded_crash() -> None:
-    log = REPOSITORY / "tests" / "fixtures" / "vllm" / "crash-flashinfer-mismatch-in-worker.log"
-    found = json.loads(ops("diagnose", str(log), "--json").stdout)
-    assert "flashinfer-cubin version" in found["text"]
-    assert f"line {found['line']} of" in ops("diagnose", str(log)).stdout
-
-
-def test_diagnose_of_no_file_is_told() -> None:
-    assert error_of("diagnose", "/nothing/here.log")["what"] == "There is no file `/nothing/here.log`"
-
-
-def test_diagnose_of_what_is_no_text_is_told() -> None:
-    assert error_of("diagnose", sys.executable)["what"] == f"`{sys.executable}` is no log"
-
-
-def test_a_python_without_the_requirements_is_told_which_one_has_them(tmp_path: Path) -> None:
-    bare = tmp_path / "bare"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True, timeout=60)
-    for command in (["-m", "ops", "bench", "--url", "http://127.0.0.1:9"], ["manage.py", "up"]):
-        done = subprocess.run([bare / "bin" / "python", *command], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 1 and done.stderr.startswith("error: `") and "is not installed for" in done.stderr
-        assert ".venv" in done.stderr.splitlines()[1] and "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["bench"], ["bench", "--url", "http://h", "--concurrency", "a,b"], ["packages"]])
-def test_wrong_arguments_exit_2(arguments: list[str]) -> None:
-    done = ops(*arguments)
-    assert done.returncode == 2 and "usage:" in done.stderr and "Traceback" not in done.stderr

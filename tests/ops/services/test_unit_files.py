@@ -3,8 +3,11 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -171,8 +174,8 @@ def systemd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
     """A real systemd in namespaces of its own; calls run inside. /tmp is shared with it by its own overlay: what it writes stays inside."""
     shared = tmp_path_factory.mktemp("sandbox")
     name = f"rh-{shared.name}"
-    if not (Path("/lib/systemd/systemd").exists() and shutil.which("unshare")):
-        pytest.skip("systemd is not installed here")
+    if not (Path("/lib/systemd/systemd").exists() and Path("/usr/bin/python3").exists() and shutil.which("unshare")):
+        pytest.skip("Debian's systemd and python3 are not installed here")
     started = subprocess.run([str(SANDBOX), "start", name, "--share", str(shared)], capture_output=True, text=True, check=False, timeout=60)
     if started.returncode:
         pytest.skip(f"no systemd sandbox here (it needs root and overlayfs): {started.stderr.strip()[-200:]}")
@@ -214,6 +217,62 @@ def test_real_systemd_cuts_words_and_reads_files_the_same(systemd: Callable[...,
         if given != expected:
             wrong[case] = (expected, given)
     assert wrong == {}
+
+
+def test_a_unit_of_real_systemd_is_adopted_with_its_drop_in(systemd: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """The whole way: systemd runs the unit, it is adopted as root from inside, the drop-in is installed, systemd starts the launcher."""
+    shared: Path = systemd.shared  # type: ignore[attr-defined]
+    env, model, state = shared / "env", shared / "model", shared / "node"
+    subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", str(env)], check=True, timeout=60)
+    site = next(env.glob("lib/python3*/site-packages"))
+    (site / "vllm-0.17.1.dist-info").mkdir()
+    (site / "vllm-0.17.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.17.1\n")
+    (site / "vllm-0.17.1.dist-info" / "RECORD").write_text("")
+    told = shared / "server.json"
+    (env / "bin" / "vllm").write_text(f"#!{env}/bin/python\nimport json, os, sys, time\n"
+                                      f"json.dump({{'argv': sys.argv, 'env': dict(os.environ)}}, open('{told}.new', 'w'))\n"
+                                      f"os.replace('{told}.new', '{told}')\ntime.sleep(600)\n")
+    (env / "bin" / "vllm").chmod(0o755)
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (shared / "secret.env").write_text("HF_TOKEN='canary one'\n")
+    (shared / "secret.env").chmod(0o600)
+    state.mkdir(mode=0o700)
+    (state / "node.toml").write_text(f'name = "gpu01"\nservice_roots = ["{state}"]\nmodel_roots = ["{shared}"]\nunits = ["kimi.service"]\n')
+    (shared / "kimi.unit").write_text(
+        f"[Service]\nEnvironment=A=1 'B=2 3'\nEnvironmentFile={shared}/secret.env\n"
+        f"ExecStart=/bin/bash -c 'source {env}/bin/activate && exec vllm serve {model} \\\n  --port 8123 --json \\'{{\"a\": 1}}\\' $${{MORE:-}}'\n")
+    start = systemd("sh", "-c", f"cp {shared}/kimi.unit /etc/systemd/system/kimi.service && systemctl daemon-reload && systemctl start kimi")
+    assert start.returncode == 0, start.stderr
+    before = _server(told)
+    adopt = ["env", f"ROUNDHOUSE_NODE_STATE={state}", sys.executable, "-m", "ops", "adopt", "--unit", "kimi", "--json"]
+    done = systemd("env", "--chdir", str(SANDBOX.parents[2]), *adopt[1:], "--apply")
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = json.loads(done.stdout)
+    assert made["applied"] and made["node_toml"] == [] and "canary" not in done.stdout + done.stderr
+    assert made["record"]["unit"] == "kimi.service" and made["record"]["base_url"] == "http://127.0.0.1:8123"
+    (shared / "drop-in").write_text(made["drop_in"]["text"])
+    told.unlink()
+    again = systemd("sh", "-c", f"install -D -m 0644 {shared}/drop-in {made['drop_in']['path']} && systemctl daemon-reload && systemctl restart kimi"
+                    " && systemctl show -p ExecStart --value kimi")
+    assert again.returncode == 0 and f"{state}/services/kimi/launch" in again.stdout, again.stderr
+    after = _server(told)
+    release = str(state / "services" / "kimi" / "releases" / "adopted")
+    assert after["argv"][1:] == before["argv"][1:] and Path(after["argv"][0]).resolve() == Path(before["argv"][0]).resolve()
+    for name in ("A", "B", "HF_TOKEN", "HOME"):
+        assert after["env"].get(name) == before["env"].get(name), name
+    assert release in after["env"]["VIRTUAL_ENV"] or after["env"]["VIRTUAL_ENV"] == str(env)
+    twice = json.loads(systemd("env", "--chdir", str(SANDBOX.parents[2]), *adopt[1:]).stdout)
+    assert twice["record"] == made["record"] and twice["adopted_before"], "the unit with the drop-in reads the same"
+
+
+def _server(told: Path) -> dict[str, Any]:
+    """What the unit's process said when it started."""
+    deadline = time.monotonic() + 30
+    while not told.exists():
+        assert time.monotonic() < deadline, "the unit did not start its server"
+        time.sleep(0.05)
+    return dict(json.loads(told.read_text()))
 
 
 def test_real_systemd_names_the_files_that_count(systemd: Callable[..., subprocess.CompletedProcess[str]]) -> None:

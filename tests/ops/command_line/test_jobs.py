@@ -1,0 +1,185 @@
+"""Jobs from the command line, on a practice box: real plans, builds, switches, locks and journals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops.agent.config import NodePaths
+from ops.environments import releases
+from ops.gpus import processes
+from ops.jobs import claim
+from ops.jobs.journal import journal_path, read
+from ops.practice import box
+from ops.records import ServiceRecord
+from ops.services.process import MARK, ProcessManager
+from tests.fakes.node import until
+from tests.ops.command_line.run import REPOSITORY, error_of, ops
+from tests.ops.services.conftest import free_port
+
+
+@dataclass
+class Box:
+    paths: NodePaths
+    root: Path
+    record: ServiceRecord
+
+    @property
+    def channel(self) -> list[str]:
+        return ["--service", self.record.name, "--channel", f"wheelhouse:{self.root}/wheelhouse"]
+
+    def run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        return ops(*arguments, ROUNDHOUSE_NODE_STATE=str(self.paths.root), **options)
+
+    def json(self, *arguments: str, code: int = 0) -> dict[str, Any]:
+        done = self.run(*arguments, "--json")
+        assert done.returncode == code, done.stderr
+        return dict(json.loads(done.stdout))
+
+    def types(self, job: str) -> list[str]:
+        return [event.type for event in read(journal_path(self.paths, job))]
+
+    @property
+    def current(self) -> str:
+        found = releases.current(self.record)
+        assert found is not None
+        return found.name
+
+
+@pytest.fixture(scope="module")
+def practice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    """One box for the story below, whose tests follow one another."""
+    root = tmp_path_factory.mktemp("b")
+    paths = NodePaths(root / "n")
+    record = box.set_up(paths, root / "box", speed=100, port=free_port())
+    yield Box(paths, root / "box", record)
+    manager = ProcessManager(record)
+    manager.kill()
+    file = record.folder / "process.json"
+    if file.exists():
+        mark = json.loads(file.read_text())["invocation"]
+        until(lambda: not processes.marked_with(MARK, mark), 20, "the practice service's processes ended")
+
+
+def test_a_plan_says_what_would_change_and_changes_nothing(practice: Box) -> None:
+    before = practice.current
+    made = practice.json("plan", *practice.channel)
+    assert {one["name"]: one["new"] for one in made["packages"]}["flashinfer-cubin"] == "0.6.4+practice" and made["hash"]
+    plain = practice.run("plan", *practice.channel)
+    assert plain.returncode == 0 and "10 of 11 packages change" in plain.stdout and "Preflight: done" in plain.stderr
+    assert practice.current == before
+
+
+def test_a_redeploy_asks_a_person_or_wants_yes(practice: Box) -> None:
+    assert "takes the service down" in error_of("redeploy", *practice.channel, code=2, ROUNDHOUSE_NODE_STATE=str(practice.paths.root))["what"]
+
+
+@pytest.mark.slow
+def test_build_redeploy_and_back(practice: Box, tmp_path: Path) -> None:
+    first = practice.current
+    built = practice.json("build", *practice.channel)
+    assert built["state"] == "succeeded" and practice.current == first
+    listed = practice.json("releases", "--service", practice.record.name)
+    assert listed["current"] == first and len(listed["releases"]) == 2
+
+    plan = tmp_path / "plan.json"
+    plan.write_text(practice.run("plan", *practice.channel, "--json").stdout)
+    done = practice.json("redeploy", *practice.channel, "--plan", str(plan), "--yes", "--no-sweep")
+    assert done["state"] == "succeeded" and done["plan"]["hash"] == json.loads(plan.read_text())["hash"]
+    assert practice.current == done["plan"]["release"] and {one["path"].rsplit("/")[-1] for one in done["shelf"]} == {
+        "gguf_loader.py", "weight_utils.py", "deepseek_v2.py", "config.py"}
+    types = practice.types(done["job"])
+    assert types[0] == "job.claimed" and types[-1] == "job.finished" and "downtime.ended" in types
+
+    assert practice.run("fingerprint", "--service", practice.record.name, "--since-good").stdout.endswith("Nothing differs\n")
+    recipe = tmp_path / "recipe.json"
+    assert practice.run("recipe", "make", "--service", practice.record.name, "--label", "good", "--output", str(recipe)).returncode == 0
+    assert "vllm" in practice.run("recipe", "show", str(recipe)).stdout
+    recipe.write_text(recipe.read_text().replace("0.6.4+practice", "0.6.5+practice"))
+    assert practice.run("recipe", "show", str(recipe)).returncode == 1, "its hash does not fit any more"
+
+    back = practice.run("rollback", "--service", practice.record.name, "--no-smoke")
+    assert back.returncode == 0 and practice.current == first, back.stderr
+    assert "Switch: done" in back.stderr
+
+
+@pytest.mark.slow
+def test_the_shelf_shows_and_forgets(practice: Box) -> None:
+    shelf = practice.json("shelf", "--service", practice.record.name)["shelf"]
+    patch = next(one for one in shelf if one["path"].endswith("deepseek_v2.py"))
+    assert patch["debris"] and "debug code" in practice.run("shelf", "--service", practice.record.name).stdout
+    show = ["shelf", "--service", practice.record.name, "--show", patch["folder"], patch["path"]]
+    assert "torch.save" in practice.run(*show).stdout
+    assert practice.json("shelf", "--service", practice.record.name, "--forget", patch["folder"], patch["path"])["state"] == "succeeded"
+    assert practice.run(*show).returncode == 1 and len(practice.json("shelf", "--service", practice.record.name)["shelf"]) == len(shelf) - 1
+
+
+def test_guards_fail_and_are_applied(practice: Box) -> None:
+    config = Path(practice.record.model_path, "config.json")
+    good = json.loads(config.read_text())
+    config.write_text(json.dumps(good | {"quantization_config": {**good["quantization_config"], "kv_cache_scheme": {"num_bits": 8}}}))
+    told = practice.json("guards", "--service", practice.record.name, code=1)
+    assert [one["holds"] for one in told["guards"]] == [False, True] and not told["holds"]
+    assert practice.run("plan", *practice.channel).returncode == 1
+    stopped = practice.run("redeploy", *practice.channel, "--yes")
+    assert stopped.returncode == 1 and "The plan does not allow it" in stopped.stderr
+    done = practice.json("guards", "--service", practice.record.name, "--apply")
+    assert done["guards"]["applied"][0]["diff"] and "kv_cache_scheme" not in json.loads(config.read_text())["quantization_config"]
+    assert practice.run("guards", "--service", practice.record.name).returncode == 0
+    preset = practice.json("guards", "--service", practice.record.name, "--preset", "sm120")
+    assert preset["holds"] and preset["guards"]
+    assert error_of("guards", "--service", practice.record.name, "--preset", "x", code=2, ROUNDHOUSE_NODE_STATE=str(practice.paths.root))
+
+
+def test_a_busy_service_is_told_with_the_job_that_holds_it(practice: Box) -> None:
+    lock = f"service:{practice.record.name}"
+    holder = claim.stored_fence(practice.paths, lock)[1]
+    held = claim.lock_all(practice.paths, [lock])
+    try:
+        told = error_of("rollback", "--service", practice.record.name, "--release", "x", ROUNDHOUSE_NODE_STATE=str(practice.paths.root))
+    finally:
+        claim.release(held)
+    assert told["kind"] == "busy" and holder and holder in told["why"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_cancels_and_undoes(practice: Box) -> None:
+    before, kept = practice.current, set(practice.record.releases.iterdir())
+    process = subprocess.Popen([sys.executable, "-m", "ops", "redeploy", *practice.channel, "--yes", "--json", "--no-smoke"], cwd=REPOSITORY,
+                               env={**os.environ, "ROUNDHOUSE_NODE_STATE": str(practice.paths.root)}, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    until(lambda: _redeploying(practice) or process.poll() is not None, 60, "the redeploy's first events")
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err, err
+    told = json.loads(out)
+    assert told["state"] == "cancelled" and practice.current == before
+    new = {folder for folder in practice.record.releases.iterdir() if not folder.name.startswith(".")} - kept
+    assert all(releases.manifest(folder) for folder in new), "nothing half built is left"
+
+
+def _redeploying(practice: Box) -> bool:
+    """Whether a redeploy is under way that has ended its first step."""
+    for folder in practice.paths.jobs.iterdir():
+        envelope, types = folder / "envelope.json", practice.types(folder.name)
+        if envelope.exists() and json.loads(envelope.read_text())["type"] == "redeploy" and "job.finished" not in types:
+            return "step.finished" in types
+    return False
+
+
+def test_a_machine_that_is_no_node_is_told(tmp_path: Path, practice: Box) -> None:
+    paths = NodePaths(tmp_path / "n").make()
+    (paths.announced / "kimi-k25.json").write_text(json.dumps(practice.record.as_dict()))
+    told = error_of("rollback", "--service", "kimi-k25", "--release", "x", ROUNDHOUSE_NODE_STATE=str(paths.root))
+    assert "has no `" in told["what"] and "make up" in told["hint"]
