@@ -22,6 +22,7 @@ RECORD_MAX_BYTES = 1024 * 1024  # an order to a node takes 2 MB with the plan be
 LENGTHS = {"text": 200, "path": 1000, "address": 500, "lines": 20_000}
 TAKEN = frozenset({"new"})  # an address of our own pages
 ARGUMENTS = {"torch_backend": "torch-backend", "exclude_newer": "exclude-newer"}  # fields that are arguments of the record
+STAND_INS = {"commit": "0" * 40, "wheelhouse": "/"}  # right values of needed fields, so that the others are looked at where these are wrong
 PRESET_OF_KIND = {"index": "index", "wheelhouse": "wheelhouse", "recipe": "recipe"}  # for a channel that was written by hand
 
 
@@ -97,6 +98,8 @@ class ChannelForm(forms.Form):
         values: dict[str, Any] = {}
         for one in self.asked:
             if one["name"] in self.errors:
+                if one["name"] in STAND_INS:
+                    values[one["name"]] = STAND_INS[one["name"]]
                 continue
             try:
                 if (value := self._value(one, cleaned.get(one["name"]))) is not None:
@@ -128,7 +131,10 @@ class ChannelForm(forms.Form):
                 self.add_error(field if field in self.fields else None, _words(error))
                 if field not in values:
                     return None
-                del values[field]
+                if field in STAND_INS:
+                    values[field] = STAND_INS[field]
+                else:
+                    del values[field]
 
     def _value(self, asked: dict[str, Any], told: Any) -> Any:
         """What goes to `channels.make`; None leaves the field out, so that its default counts."""

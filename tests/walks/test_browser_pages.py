@@ -55,12 +55,13 @@ def browser() -> Iterator[Browser]:
 def addresses(world: str, seeded: dict[str, Any]) -> dict[str, str]:
     """Name of the picture: path."""
     found = {"fleet": "/", "services": "/services/", "jobs": "/jobs/", "benchmarks": "/benchmarks/", "diagnose": "/diagnose/", "cleanup": "/cleanup/",
-             "settings": "/settings/", "compare": "/benchmarks/compare/"}
+             "settings": "/settings/", "compare": "/benchmarks/compare/", "channel-presets": "/settings/channels/new/",
+             "channel-nightly": "/settings/channels/new/nightly/", "channel-recipe": "/settings/channels/new/recipe/"}
     if world == "empty":
         return found
     found |= {"service": "/services/practice/kimi-k25/", "node": "/nodes/practice/", "confirm-restart": "/services/practice/kimi-k25/run/restart/",
               "confirm-sweep": "/services/practice/kimi-k25/run/sweep/", "confirm-reset": "/services/practice/kimi-k25/run/practice-reset/",
-              "not-found": "/jobs/99999/"}
+              "not-found": "/jobs/99999/", "channel": "/settings/channels/practice/"}
     service, old = "/services/practice/kimi-k25", said.OLD if world != "failing" else said.BUILT
     found |= {"environment": f"{service}/environment/", "environment-problems": f"{service}/environment/?show=problems",
               "integrity": f"{service}/integrity/", "shelf": f"{service}/shelf/"}

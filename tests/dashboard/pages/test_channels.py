@@ -137,6 +137,13 @@ def test_several_wrong_fields_are_told_at_once_and_keep_what_was_typed(boss: Cli
     assert "3 fields are not right" in body
 
 
+@pytest.mark.parametrize("commit", ["", "main"])
+def test_a_wrong_field_that_is_needed_hides_no_other(boss: Client, commit: str) -> None:
+    response = add(boss, "commit", commit=commit, index_url="https://me:secret@mirror.example.com/", variant="x y")
+    assert set(problems(response)) == {"commit", "index_url", "variant"}
+    assert not Channel.objects.exists()
+
+
 def test_a_name_that_is_taken_is_refused(boss: Client, channel: Channel) -> None:
     add(boss, "nightly")
     assert set(problems(add(boss, "nightly"))) == {"name"}
