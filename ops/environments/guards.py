@@ -111,6 +111,8 @@ class _Look:
         try:
             if not self.folder.is_dir():
                 return GuardResult(told, False, f"The model folder `{self.folder}` does not exist", str(path), fix="Mount or restore it")
+            if guard.kind != "not_lfs_pointer" and any(character in guard.file for character in "*?[") and not os.path.lexists(path):
+                return GuardResult(told, False, f"`{guard.file}` is a pattern: a guard of kind `{guard.kind}` names one file", str(path))
             return {"key_absent": self._key, "key_equals": self._key, "file_hash": self._hash, "file_present": self._present,
                     "shards_complete": self._shards, "not_lfs_pointer": self._pointers}[guard.kind](guard, told, path)
         except FileNotFoundError:

@@ -6,7 +6,9 @@ A model folder is untrusted. Its JSON is parsed, up to a size; nothing in it is 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from ops.jobs.errors import OpsError
 WITH_AUTO_MAP = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json",
                  "image_processor_config.json", "generation_config.json")
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+PLUGIN_FLAGS = ("--reasoning-parser-plugin", "--tool-parser-plugin")  # vLLM imports the file
 NAMED = 5
 DEPTH = 3  # folders below the model folder in which Python files are looked for
 
@@ -47,6 +50,7 @@ def look(path: str | Path, flags: Sequence[str] = (), *, memory: Memory | None =
     code = list(_code(folder, names, findings))
     python = _python_files(folder, names)
     findings += _about_code(code, python, trusts(flags))
+    findings += _plugins(folder, flags)
     order = {"stop": 0, "warning": 1, "note": 2}
     return sorted(findings, key=lambda finding: order[finding["level"]])
 
@@ -62,6 +66,18 @@ def trusts(flags: Sequence[str]) -> bool:
         elif name == "--no-trust-remote-code":
             trusted = False
     return trusted
+
+
+def _plugins(folder: Path, flags: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Parsers that the server imports from a file of the model folder: some models bring their own, and auto_map does not name them."""
+    words = [part for flag in flags for part in (flag.split("=", 1) if flag.startswith("--") else [flag])]
+    for name, value in pairwise(words):
+        if name.replace("_", "-") not in PLUGIN_FLAGS:
+            continue
+        path = Path(os.path.normpath(folder / value))
+        if Path(os.path.normpath(folder)) in path.parents:
+            yield _finding("code", "warning", f"The server runs `{path.name}` of the model folder ({name})", why="The flag names it",
+                           fix="Read it after every change of the model folder, and guard it with its SHA-256")
 
 
 def _finding(kind: str, level: str, title: str, *, why: str = "", fix: str = "") -> dict[str, Any]:

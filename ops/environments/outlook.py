@@ -13,7 +13,7 @@ from ops.environments import channels, guards, integrity, packages, wheelhouse
 from ops.environments import coupling as coupling_rules
 from ops.environments.resolving import Asks, Drawn, PlannedPackage, finding, known_wheels, lock_each, same_wheel
 from ops.jobs.errors import BadInput, OpsError
-from ops.records import ServiceRecord
+from ops.records import Channel, ServiceRecord
 
 UNPACKED_FACTOR = 3  # installed size of a wheel whose contents are not known: vLLM 2.6, torch 2.5, flashinfer-cubin 4.3 times the download
 SPARE_BYTES = 256 * 1024 * 1024  # room left beside a build: bytecode, logs
@@ -44,15 +44,30 @@ def removed(rows: list[PlannedPackage], installed: packages.EnvironmentPackages 
                                  why="Nothing in the plan needs them", fix="Add them to the channel's requirements if the service uses them"))
 
 
-def patched(live: Path | None, report: integrity.IntegrityReport | None, findings: list[dict[str, Any]],
-                     mode: str) -> list[dict[str, Any]]:
+def recipe(channel: Channel, record: ServiceRecord, python_version: str, findings: list[dict[str, Any]]) -> None:
+    """A recipe's packages are what the channel installs; what else it says is held against the service and left to a person. Raises Refused for a
+    recipe of another Python or machine."""
+    from ops.environments import recipe as recipes
+
+    if channel.kind != "recipe" or "schema" not in channel.recipe:  # packages that an admin wrote down by hand: no more is known of them
+        return
+    checked = recipes.read(channel.recipe)
+    recipes.require_fit(checked, record, python_version=python_version)
+    if told := recipes.held_against(checked, record):
+        more = f"; and {len(told) - 8} more" if len(told) > 8 else ""
+        findings.append(finding("note", f"The recipe `{checked['label']}` was made with other settings", why="; ".join(told[:8]) + more,
+                                fix="A channel brings packages only: change the service where it should be alike"))
+
+
+def patched(record: ServiceRecord, live: Path | None, report: integrity.IntegrityReport | None, findings: list[dict[str, Any]],
+            mode: str) -> list[dict[str, Any]]:
     from ops.environments import patches
 
     if live is None or report is None:
         return []
     listed = report.findings[:integrity.LISTED * 3]
     try:
-        shown = patches.shown_differences(live, listed)
+        shown = patches.shown_differences(live, listed, record=record)
     except OpsError as error:
         shown = {}
         findings.append(finding("note", "What was edited in the patched files cannot be shown", why=error.what))

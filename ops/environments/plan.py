@@ -34,7 +34,7 @@ __all__ = ["MAIN", "MODES", "UNPACKED_FACTOR", "NoSolution", "Plan", "PlannedPac
            "interpreter", "make", "same_build"]
 
 MODES = ("full", "restore")
-OPTIONS = {"allow_variant_change": bool}
+OPTIONS = {"allow_variant_change": bool, "python": str}  # python: the interpreter of a full plan, such as "3.12"; else the one in use
 SHOWN = frozenset({"diff", "diff_lines", "added", "removed", "debris", "mtime"})  # of a patched file: to look at; its hash alone decides
 
 
@@ -182,8 +182,10 @@ def make(record: ServiceRecord, channel: Channel, *, version: str | None = None,
     _allowed(record, channel, config)
     say = log or (lambda text: None)
     live, current = in_use(record)
-    asks = Asks(uv or default_uv(record, log), channel, record, packages.read(live) if live else None, interpreter(live))
+    uv = uv or default_uv(record, log)
+    asks = Asks(uv, channel, record, packages.read(live) if live else None, _interpreter(live, record, mode, chosen, uv))
     findings: list[dict[str, Any]] = []
+    outlook.recipe(channel, record, asks.python["version"], findings)
     wanted = channels.version(version) if version else None
     report = _look_at_files(live, say, progress) if mode == "restore" else None
     drawn = resolving.restored(asks, live, report, wanted) if mode == "restore" else resolving.resolved(asks, wanted, coupling, findings)
@@ -199,7 +201,7 @@ def make(record: ServiceRecord, channel: Channel, *, version: str | None = None,
     report = report or _look_at_files(live, say, progress)
     edited = resolving.edited_packages(report)
     rows = outlook.at_hand(asks, drawn, edited)
-    patched = outlook.patched(live, report, findings, mode)
+    patched = outlook.patched(record, live, report, findings, mode)
     results = guards.check(record)
     outlook.guarded(results, findings)
     created_at = time.time()
@@ -263,6 +265,17 @@ def _allowed(record: ServiceRecord, channel: Channel, config: NodeConfig | None)
 def _look_at_files(live: Path | None, say: Callable[[str], None], progress: integrity.Progress | None) -> integrity.IntegrityReport | None:
     say("Holding the release in use against its RECORDs" if live else "There is no release in use yet")
     return integrity.check(live, progress=progress) if live else None
+
+
+def _interpreter(live: Path | None, record: ServiceRecord, mode: str, chosen: Mapping[str, Any], uv: Uv) -> dict[str, str]:
+    """The interpreter of the release: the one that was chosen, else that of the release in use."""
+    if "python" not in chosen:
+        return interpreter(live)
+    if mode == "restore" or record.in_place:
+        raise BadInput("The interpreter can only be chosen for a new release that is built as a whole",
+                       why="An environment that is changed in place, or copied, keeps its interpreter")
+    path = uv.find_python(chosen["python"])
+    return {"path": path, "version": chosen["python"]}
 
 
 # Identity

@@ -304,6 +304,10 @@ def test_the_practice_model_holds_all_presets(tmp_path: Path):
     assert [result.explains for result in check(model, *chosen) if not result.holds] == []
 
 
+def test_a_pattern_where_one_file_is_meant_does_not_hold(model: Path):
+    assert "is a pattern" in check(model, absent("x", "*.json"))[0].explains
+
+
 def test_an_unknown_preset_is_refused(model: Path):
     with pytest.raises(BadInput, match="no guard preset"):
         guards.from_preset("sm999", model)

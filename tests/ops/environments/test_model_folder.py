@@ -70,6 +70,13 @@ def test_every_spelling_of_the_flag(flags: list[str], trusted: bool):
     assert model_folder.trusts(flags) is trusted
 
 
+def test_a_parser_that_lies_in_the_model_folder_is_pointed_out(model: Path):
+    (model / "parser.py").write_text("")
+    for flags in (["--reasoning-parser-plugin", str(model / "parser.py")], [f"--tool-parser-plugin={model}/parser.py"]):
+        assert titles(model_folder.look(model, flags))[0].startswith("warning: The server runs `parser.py` of the model folder")
+    assert len(model_folder.look(model, ["--reasoning-parser-plugin", "/opt/parser.py"])) == 1
+
+
 def test_python_files_in_subfolders_are_found_without_an_auto_map(model: Path):
     (model / "code").mkdir()
     (model / "code" / "x.py").write_text("")

@@ -26,11 +26,19 @@ def no_cache_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Path:
+    """An environment as uv installs it; read only."""
+    env = tmp_path_factory.mktemp("patches") / "env"
+    install(env, wheels)
+    return env
+
+
 @pytest.fixture
-def live(record: ServiceRecord, wheels: Path) -> Path:
-    """A release as uv installs it, with the manifest that a build writes."""
+def live(record: ServiceRecord, installed: Path, wheels: Path) -> Path:
+    """A copy of it as a release, with the manifest that a build writes."""
     release = record.releases / "20260101-000000-0.16.0rc2.dev313"
-    install(release, wheels)
+    shutil.copytree(installed, release, symlinks=True)
     record.current.symlink_to(f"releases/{release.name}")
     write_manifest(release, wheels)
     return release

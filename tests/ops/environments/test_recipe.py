@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from uv import find_uv_bin
 
-from ops.environments import fingerprint, recipe, releases
+from ops.environments import fingerprint, plan, recipe, releases
 from ops.gpus.source import GpuReading, GpuSnapshot
 from ops.jobs.errors import BadInput, Refused
 from ops.records import PUBLIC_INDEX, Channel, ServiceRecord
@@ -259,6 +259,16 @@ def test_a_practice_recipe_never_fits_a_real_service(made: dict[str, Any], servi
     assert caught.value.why == "It comes from a practice service, and this one is real"
     assert recipe.problems(made, service, python_version="3.99.0") == [
         f"It was made for Python {sys.version_info[0]}.{sys.version_info[1]}, and the interpreter is 3.99.0"]
+
+
+def test_a_plan_tells_what_a_recipe_channel_does_not_bring(made: dict[str, Any], service: ServiceRecord, good: Path, built: tuple[Path, Path]):
+    channel = recipe.as_channel(made, name="kimi", wheelhouse=str(built[1]))
+    other = dataclasses.replace(service, flags=[])
+    findings = plan.make(other, channel).findings
+    assert any("other settings" in finding["title"] and "--enable-prefix-caching" in finding["why"] for finding in findings)
+    older = changed(made, "python.version", "3.7.1")
+    with pytest.raises(Refused, match="does not fit"):
+        plan.make(other, recipe.as_channel(older, name="kimi", wheelhouse=str(built[1])))
 
 
 def test_a_wheel_for_another_machine_does_not_fit(made: dict[str, Any], service: ServiceRecord):
