@@ -314,8 +314,9 @@ def apply(record: ServiceRecord, wanted: Sequence[Any] | None = None) -> list[di
                 done.append(edit)
         except OSError as error:
             _put_back(done, kept)
+            shutil.rmtree(kept, ignore_errors=True)
             raise OpsError(f"`{edits[len(done)].path}` cannot be changed", why=error.strerror or str(error),
-                           hint="No file was changed. The agent's user needs to be able to write the model folder") from error
+                           hint="No file was changed. Edit it as its owner, or let the agent's user write the model folder") from error
     return [{"file": edit.file, "backup": str(kept / "files" / edit.file), "diff": edit.diff} for edit in edits]
 
 
@@ -409,7 +410,7 @@ class _Edit:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 if (os.fstat(descriptor).st_uid, os.fstat(descriptor).st_gid) != (self.uid, self.gid):
-                    os.fchown(descriptor, self.uid, self.gid)
+                    self._give_away(descriptor)
                 for name, value in self.attributes.items():
                     os.setxattr(descriptor, name, value)
                 os.fchmod(descriptor, self.mode)
@@ -422,6 +423,13 @@ class _Edit:
             raise
         sync_folder(self.path.parent)
         self.key = model_files.file_key(self.path)
+
+    def _give_away(self, descriptor: int) -> None:
+        try:
+            os.fchown(descriptor, self.uid, self.gid)
+        except PermissionError as error:
+            raise PermissionError(error.errno, f"it belongs to another user (uid {self.uid}, gid {self.gid}), and a new file cannot be given to them",
+                                  str(self.path)) from error
 
     def put_back(self) -> None:
         """As it was: the content, or the link."""

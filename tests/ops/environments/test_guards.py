@@ -384,6 +384,20 @@ def test_apply_keeps_the_owner(editable: ServiceRecord, model: Path):
     assert (found.st_uid, found.st_gid) == (12345, 23456)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
+def test_a_file_that_could_not_keep_its_owner_is_left_alone(editable: ServiceRecord, model: Path, monkeypatch: pytest.MonkeyPatch):
+    os.chown(model / "config.json", 12345, 23456)
+
+    def refuse(*given: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", refuse)
+    with pytest.raises(OpsError, match="cannot be changed") as caught:
+        guards.apply(editable)
+    assert "belongs to another user (uid 12345" in caught.value.why and (model / "config.json").read_text() == CONFIG
+    assert [path.name for path in model.iterdir()] == ["config.json"] and not list((editable.folder / "guard-backups").iterdir())
+
+
 def test_a_link_of_a_hub_cache_becomes_a_file_and_the_shared_blob_stays(editable: ServiceRecord, model: Path, tmp_path: Path):
     blob = tmp_path / "blobs" / "abc"
     blob.parent.mkdir()
