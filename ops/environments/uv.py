@@ -136,6 +136,18 @@ class Uv:
                 pass
         return read_annotations(self._compile(requirements, channel, python, options, pins=pins))
 
+    def find_python(self, version: str) -> str:
+        """Path of an interpreter of that version ("3.12") on this machine: on the fixed PATH, or one that uv manages. Raises BadInput if there is
+        none."""
+        if not re.fullmatch(r"3\.\d{1,2}", version, re.ASCII):
+            raise BadInput(f"`{version[:20]!r}` is no version of Python", hint="Write it like 3.12")
+        try:
+            said = self._run(["python", "find", "--no-project", "--system", "--no-python-downloads", "--", version], VENV_S, quiet=True)
+        except OpsError as error:
+            raise BadInput(f"This machine has no Python {version}", why=error.what,
+                           hint=f"Install python{version}, then make the plan again") from error
+        return os.path.realpath(said.strip().splitlines()[-1])
+
     def venv(self, path: Path, *, python: str) -> None:
         """Makes an environment at `path`, which may hold files already (our marker)."""
         self._run(["venv", "--no-project", "--allow-existing", "--no-python-downloads", "--python", python, "--", str(path)], VENV_S)
@@ -211,7 +223,8 @@ class Uv:
             except OSError as error:
                 raise OpsError("uv left no resolution behind", why=str(error)) from error
 
-    def _run(self, arguments: list[str], timeout_s: float, *, channel: str = "", quiet: bool = False) -> None:
+    def _run(self, arguments: list[str], timeout_s: float, *, channel: str = "", quiet: bool = False) -> str:
+        """uv's standard output."""
         argv = [uv_package.find_uv_bin(), "--no-config", "--no-progress", "--color", "never", "--cache-dir", str(self.cache), *arguments]
         if "SSL_CERT_FILE" in os.environ or "SSL_CERT_DIR" in os.environ:
             argv.insert(1, "--system-certs")
@@ -233,7 +246,7 @@ class Uv:
                 self.log(line.rstrip())
 
         try:
-            commands.run(argv, context=self.context, on_line=take, env=ENVIRONMENT, timeout_s=timeout_s)
+            return commands.run(argv, context=self.context, on_line=take, env=ENVIRONMENT, timeout_s=timeout_s).stdout
         except CommandFailed as error:
             raise explain(lines, error, channel=channel) from error
 
@@ -261,6 +274,8 @@ def explain(lines: Sequence[str], error: CommandFailed, *, channel: str = "") ->
             return OpsError(f"An index of the {told} refuses: {refused[2]}", why=f"{refused[1]}. {why}", kind="index_unreachable",
                             hint="Look at the address; credentials belong into the agent user's ~/.netrc")
         hint = "Choose another version or another channel; nothing has been changed"
+        if "Python version" in why or "requires Python" in why:
+            hint = "Choose another interpreter for the release, another version or another channel; nothing has been changed"
         if earlier := re.search(r"`([^`]+)` was found on \S+, but not at the requested version", " ".join(hints)):
             # uv's own advice is a best match over all indexes, which takes a final release of another CUDA before a nightly.
             hint = (f"`{earlier[1]}` is in an index that is asked earlier, in another version only. Let an admin choose `unsafe-first-match` for the "
@@ -342,6 +357,8 @@ def _conflict(why: str, channel: str) -> str:
         return f"The {channel} lists no version of `{empty.group(1)}`"
     if python := re.search(r"([^\s,]+) requires Python ?(\S+?),? (?:and|which|we)", why):
         return f"`{python[1]}` needs Python {python[2]}, which this interpreter is not"
+    if python := re.search(r"the \w+ Python version \(([\d.]+)\) does not satisfy .*? and (\S+) depends on (?:one of: )?Python", why):
+        return f"`{python[2]}` does not support Python {python[1]}, which is the interpreter"
     if sources := re.search(r"(\S+) has no usable wheels", why):
         return f"The {channel} has `{sources.group(1)}` only as source, and building it would run its code"
     if tags := re.search(rf"(?:Because|and|because) ([\w.\[\]-]+?){_SPEC}? has no wheels with a matching (Python \w+|platform) tag", why):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,6 +133,23 @@ def test_another_cuda_build_is_a_failed_plan(record: ServiceRecord, tmp_path: Pa
         plan.make(real, channel)
     assert "from cu129 to cu130" in caught.value.what
     assert plan.make(real, channel, options={"allow_variant_change": True}).version == "0.17.0+cu130"
+
+
+def test_the_interpreter_is_kept_or_chosen(record: ServiceRecord, channel: Channel, live: Path):
+    ours = plan.default_uv(record)
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    try:
+        other = ours.find_python(here)
+    except BadInput:
+        pytest.skip("this machine's Python lies nowhere that programs look for one")
+    assert plan.make(record, channel).python["path"] == os.path.realpath(live / "bin" / "python")
+    chosen = plan.make(record, channel, options={"python": here})
+    assert chosen.python == {"path": other, "version": here}
+    with pytest.raises(BadInput, match="This machine has no Python"):
+        plan.make(record, channel, options={"python": "3.99"})
+    for fixed, mode in ((dataclasses.replace(record, environment=str(live), in_place=True), "full"), (record, "restore")):
+        with pytest.raises(BadInput, match="interpreter can only be chosen"):
+            plan.make(fixed, channel, mode=mode, options={"python": here})
 
 
 def test_patched_files_are_told(record: ServiceRecord, channel: Channel, live: Path):

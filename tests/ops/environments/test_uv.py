@@ -160,6 +160,12 @@ def test_what_a_wrong_index_says_is_told_plainly(ours: uv.Uv, monkeypatch: pytes
     assert caught.value.kind == kind and caught.value.hint
 
 
+@pytest.mark.parametrize("version", ["3.99", "3", "2.7", "-x", "3.1\u0661", "/usr/bin/python3", "3.12\n--x", "x" * 1_000_000])
+def test_an_interpreter_that_this_machine_does_not_have_says_so(ours: uv.Uv, version: str):
+    with pytest.raises(BadInput):
+        ours.find_python(version)
+
+
 # Installing
 
 
@@ -282,6 +288,10 @@ def test_an_interpreter_that_is_gone_says_so(tmp_path: Path, index: Index):
      "The channel has no package `nothing`"),
     ("Because a==1 depends on torch==2.9.1 and b==2 depends on torch==2.10.0, we can conclude that a==1 and b==2 are incompatible.",
      "`a==1` needs `torch==2.9.1`, but `b==2` needs `torch==2.10.0`"),
+    ("Because the current Python version (3.11.7) does not satisfy all of: Python>=3.12,<3.14.1 Python>3.14.1 and networkx==3.7 depends on one of: "
+     "Python>=3.12,<3.14.1 Python>3.14.1 we can conclude that networkx==3.7 cannot be used. And because only networkx<=3.7 is available and "
+     "torch==2.11.0 depends on networkx==3.7, we can conclude that your requirements are unsatisfiable.",
+     "`networkx==3.7` does not support Python 3.11.7, which is the interpreter"),
 ])
 def test_no_solution_is_told_in_one_sentence(text: str, sentence: str):
     told = uv.explain(["error: No solution found when resolving dependencies", f"  cause: {text}"], CommandFailed("uv failed"))
