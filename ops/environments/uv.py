@@ -39,6 +39,7 @@ INSTALL_S = 3600
 CLEAN_S = 600
 KEPT_LINES = 20  # of uv's own output, in an error that we cannot explain
 CONFLICTS_TOLD = 8
+_LONG_STEM = 60  # characters of "<version>-<tags>" from about which on uv's cache has a digest in the place of the tags
 
 __all__ = ["INSTALL_S", "LockedPackage", "LockedWheel", "NoSolution", "Origin", "Uv", "explain", "index_url", "read_annotations", "read_pylock",
            "requirement", "source", "version"]
@@ -184,14 +185,14 @@ class Uv:
 
     def at_hand(self, name: str, file: str) -> Path | None:
         """Where the cache has that wheel unpacked; None: it would have to be fetched. uv's own layout, looked at without knowing more of it than
-        that a wheel lies below the package's name and is found by its version and tags."""
+        that a wheel lies below its package's name, under its version and tags, or under a digest of the tags where they are long."""
         stem = file.removesuffix(".whl").split("-", 1)[-1]
-        for folder in self.cache.glob(f"wheels-v*/*/{name}/{stem}"):  # of the public index
-            if folder.is_dir():
-                return folder.resolve()
-        for folder in self.cache.glob(f"wheels-v*/*/*/{name}/{stem}"):  # of another one
-            if folder.is_dir():
-                return folder.resolve()
+        patterns = [stem, f"{stem.split('-')[0]}-{'[0-9a-f]' * 16}"] if len(stem) > _LONG_STEM else [stem]
+        for below in ("*", "*/*"):  # the public index; another one
+            for pattern in patterns:
+                for folder in self.cache.glob(f"wheels-v*/{below}/{name}/{pattern}"):
+                    if folder.is_dir():
+                        return folder.resolve()
         return None
 
     @staticmethod

@@ -211,6 +211,16 @@ def test_a_wheelhouse_is_fetched_into_the_cache_too(local: Channel, ours: uv.Uv,
     assert ours.at_hand("numbers", "numbers-2.1-py3-none-any.whl") is not None
 
 
+def test_wheels_with_many_tags_are_found_in_the_cache_too(local: Channel, ours: uv.Uv, tmp_path: Path):
+    tag = "py3-none-manylinux1_x86_64.manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64"
+    wheel = make_wheel(tmp_path / "wheels", "tagged", "1.0", tag=tag)
+    lock = lock_file(tmp_path / "lock.txt", ours.lock(["tagged"], local, python=sys.executable))
+    assert ours.at_hand("tagged", wheel.name) is None
+    ours.fetch(lock, local, sys.executable)
+    assert ours.at_hand("tagged", wheel.name) is not None
+    assert ours.at_hand("tagged", wheel.name.replace("1.0", "1.1")) is None
+
+
 def test_clean_cache_drops_these_packages_and_no_others(local: Channel, ours: uv.Uv, tmp_path: Path):
     lock = lock_file(tmp_path / "lock.txt", ours.lock(["serving"], local, python=sys.executable))
     ours.fetch(lock, local, sys.executable)
