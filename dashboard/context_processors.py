@@ -16,7 +16,8 @@ from dashboard.models import Job, Node
 
 NAVIGATION = (  # url name, title, icon, other url names of the same part
     ("fleet", "Fleet", "fleet", ()),
-    ("services", "Services", "service", ("service", "plan", "service_run")),
+    ("services", "Services", "service", ("service", "plan", "service_run", "environment", "service_integrity", "integrity_result",
+                                               "shelf", "shelf_patch")),
     ("jobs", "Jobs", "jobs", ("job", "job_cancel")),
     ("benchmarks", "Benchmarks", "bench", ("benchmark_run", "compare")),
     ("diagnose", "Diagnose", "diagnose", ()),

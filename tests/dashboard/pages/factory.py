@@ -335,11 +335,13 @@ class Story:
         self.warmup(job)
         self.say(job, EventType.DOWNTIME_ENDED, service="kimi-k25", seconds=761.0, release=OLD)
         self.finish_step(job, "warmup", took=755.0)
-        self.say(job, EventType.STEP_STARTED, step="smoke", title="Smoke tests", index=6, deadline_s=900)
+        self.say(job, EventType.STEP_STARTED, step="smoke", title="Smoke tests", index=10, deadline_s=900)
         self.smoke(job)
         self.finish_step(job, "smoke", took=20.0)
         self.good_fingerprint(job)
-        self.step(job, "report", note="")
+        self.say(job, EventType.STEP_STARTED, step="report", title="Report", index=13, deadline_s=60)
+        self.say(job, EventType.REPORT, **self.report(None, finished=True, before=NEW, after=OLD))
+        self.finish_step(job, "report", note="", took=0.4)
         made["rollback"] = self.end(job, duration_s=800.0, downtime_s=761.0)
         job = self.job("remove-release", ago_s=1500, params={"release": BUILT}, steps=(("remove", "Remove", False),))
         self.step(job, "remove", note="11.4 GB freed", log=f"removing {BUILT}\n")
@@ -467,11 +469,12 @@ class Story:
         self.finish_step(job, "report", note="", took=0.4)
         return self.end(job, duration_s=2574.0, downtime_s=778.0)
 
-    def report(self, made: dict[str, Any], *, finished: bool) -> dict[str, Any]:
-        """`ops.report.make` on what was said so far."""
-        facts: dict[str, Any] = {"previous": OLD, "release": NEW, "files_checked": 8412,
+    def report(self, made: dict[str, Any] | None, *, finished: bool, before: str = OLD, after: str = NEW) -> dict[str, Any]:
+        """`ops.report.make` on what was said so far; without a plan it is a roll back's."""
+        facts: dict[str, Any] = {"previous": before, "release": after, "files_checked": 8412,
                                  "shelf": "/srv/roundhouse/node/services/kimi-k25/shelf/20260302-102208",
-                                 "guards": GUARDS, "finished": ["build"] if finished else [], "said": {EventType.PLAN_MADE: made}}
+                                 "guards": GUARDS, "finished": ["build"] if finished else [],
+                                 "said": {EventType.PLAN_MADE: made} if made else {}}
         for event in self.events:
             if event.type in report.KEPT_ONE:
                 facts["said"][event.type] = event.data

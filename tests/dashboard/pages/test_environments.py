@@ -491,6 +491,9 @@ def test_a_job_shows_what_it_saved_edited_and_how_it_was_started(visitor: Client
     assert '<span class="sign">−</span><span class="src">' in guards.content.decode()
     assert "As it was before: /srv/roundhouse/node/services/kimi-k25/guard-backups/" in text(guards)
     rolled = text(visitor.get(f"/jobs/{made['rollback'].number}/"))
+    assert "From 0.16.0rc2.dev344 to 0.16.0rc2.dev313 . Nothing was built or downloaded." in rolled
+    assert "2 Service verified" in rolled
+    assert "4 Benchmark" not in rolled
     assert "Fingerprint 0123456789ab" in rolled
     assert "the driver was 570.133.20, is 580.95.05" in rolled
 
