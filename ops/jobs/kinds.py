@@ -55,6 +55,7 @@ def _redeploy(context: Context) -> list[Step]:
     from ops import redeploy
 
     _check_environment(context)
+    _check_manager(context)
     return redeploy.steps(context)
 
 
@@ -68,6 +69,7 @@ def _rollback(context: Context) -> list[Step]:
     from ops import rollback
 
     _check_environment(context)
+    _check_manager(context)
     return rollback.steps(context)
 
 
@@ -85,9 +87,17 @@ def _check_environment(context: Context) -> None:
                       else f"Service `{record.name}` is not changed in place", hint="Make a new plan and confirm it")
 
 
+def _check_manager(context: Context) -> None:
+    """Whoever is to stop and start the service must be able to: told before anything is claimed, not after a build. Raises OpsError."""
+    from ops.services.manager import manager_for
+
+    manager_for(context.the_service)
+
+
 def _restart(context: Context) -> list[Step]:
     from ops import redeploy
 
+    _check_manager(context)
     chosen = [
         Step(name="preflight", title="Preflight", do=redeploy.look_before_restart, deadline_s=600),
         *redeploy.restart_steps(undo_stop=redeploy.start_last_good),

@@ -144,6 +144,9 @@ def _port(looks: _Looks, record: ServiceRecord) -> None:
     if not listeners.inodes(port):
         looks.add("ok", f"Port {port} is free")
         return
+    if record.manager != "process":
+        looks.add("note", f"Port {port} is in use", why=f"By the unit `{record.unit}` if it runs; whose processes a unit's are is not looked at yet")
+        return
     holders = listeners.pids(port)
     if holders & manager_for(record).pids():
         looks.add("ok", f"Port {port} is held by this service")
@@ -273,6 +276,8 @@ def _gpu_memory(looks: _Looks, record: ServiceRecord, snapshot: GpuSnapshot) -> 
     """What others hold on the service's GPUs. More than *GPUs free* will allow means downtime for nothing, so it stops the job here."""
     from ops.services import state, stopping
 
+    if record.manager != "process":
+        return  # the unit's own processes would be taken for somebody else's
     own, known = manager_for(record).pids(), state.baseline(record) or {}
     for gpu in snapshot.gpus:
         if gpu.index not in record.gpus:

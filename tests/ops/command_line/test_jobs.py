@@ -22,6 +22,7 @@ from ops.jobs import claim
 from ops.jobs.journal import journal_path, read
 from ops.practice import box
 from ops.records import ServiceRecord
+from ops.services import launch
 from ops.services.process import MARK, ProcessManager
 from tests.fakes.node import until
 from tests.ops.command_line.run import REPOSITORY, error_of, ops
@@ -183,3 +184,20 @@ def test_a_machine_that_is_no_node_is_told(tmp_path: Path, practice: Box) -> Non
     (paths.announced / "kimi-k25.json").write_text(json.dumps(practice.record.as_dict()))
     told = error_of("rollback", "--service", "kimi-k25", "--release", "x", ROUNDHOUSE_NODE_STATE=str(paths.root))
     assert "has no `" in told["what"] and "make up" in told["hint"]
+
+
+def test_a_systemd_unit_is_planned_and_built_but_nothing_is_stopped_that_cannot_be_started(practice: Box, tmp_path: Path) -> None:
+    paths = NodePaths(tmp_path / "n").make()
+    paths.node_toml.write_text(practice.paths.node_toml.read_text().replace(str(practice.paths.services), str(paths.services))
+                               .replace("units = []", 'units = ["kimi.service"]'))
+    raw = practice.record.as_dict() | {"manager": "systemd", "unit": "kimi.service", "root": str(paths.services / "kimi-k25"),
+                                       "environment": str(practice.record.current.resolve())}
+    record = ServiceRecord.from_dict(raw)
+    launch.write(record)
+    releases.adopt(record)
+    (paths.announced / "kimi-k25.json").write_text(json.dumps(raw))
+    node = {"ROUNDHOUSE_NODE_STATE": str(paths.root)}
+    assert ops("plan", *practice.channel, **node).returncode == 0
+    assert "cannot start or stop" in error_of("redeploy", *practice.channel, "--yes", **node)["what"]
+    assert "cannot start or stop" in error_of("rollback", "--service", "kimi-k25", "--release", "adopted", **node)["what"]
+    assert len(list(paths.jobs.iterdir())) == 3, "three plans, and no redeploy that was begun"
