@@ -402,7 +402,8 @@ def ways(service: Service, *, planned: Sequence[dict[str, Any]] | None = None) -
     for mode, title in (("restore", "Restore just the changed files"), ("full", "Full clean redeploy")):
         way = by_mode.get(mode, {})
         took = _build_time(service, mode)
-        rows.append({"mode": mode, "title": title, "known": bool(way), "download": whole(way.get("download_bytes")),
+        rows.append({"mode": mode, "title": title, "known": bool(way), "possible": way.get("possible") is not False,
+                     "download": whole(way.get("download_bytes")),
                      "packages": whole(way.get("packages")), "files": whole(way.get("files")), "why": text(way.get("why")),
                      "build_s": took, "downtime_s": down.downtime_s,
                      "downtimes": down.downtimes, "warmup_s": down.warmup_s})
@@ -414,7 +415,8 @@ def _planned_ways(service: Service) -> list[dict[str, Any]]:
     for job in Job.objects.filter(service=service, type="plan", state=JobState.SUCCEEDED)[:LOOKED_BACK]:
         made = told(told(job.result).get("plan"))
         if text(made.get("current")) == live and listed(made.get("ways")):
-            return listed(made["ways"])
+            # A plan knows the cost of its own way; of the full one only if it is a full plan
+            return [way for way in listed(made["ways"]) if way.get("mode") != "full" or (made.get("mode") or "full") == "full"]
     return []
 
 

@@ -221,6 +221,7 @@ def recipe_panel(told: dict[str, Any]) -> dict[str, Any]:
     guards, flags = made.get("guards"), made.get("flags")
     return {"name": str(told.get("name") or "recipe.json"), "label": str(made.get("label") or ""), "hash": str(made.get("hash") or ""),
             "count": len(versions) or None, "stack": [(name, versions[name]) for name in job_story.SERVING_STACK if versions.get(name)],
+            "to_set": [str(name) for key in ("flags_to_set", "env_to_set") for name in made.get(key) or [] if isinstance(made.get(key), list)],
             "flags": len(flags) if isinstance(flags, list) else None, "guards": len(guards) if isinstance(guards, list) else None,
             "release": str(environment_story.told(made.get("from")).get("release") or "")}
 

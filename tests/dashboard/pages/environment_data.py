@@ -103,7 +103,7 @@ GUARD_DIFF = """--- a/hf_quant_config.json
 APPLIED = [{"file": "hf_quant_config.json", "backup": f"{ROOT}/guard-backups/20260303-101010-hf_quant_config.json", "diff": GUARD_DIFF}]
 RECIPE = {"name": "kimi-k25-0.16.0rc2.dev344.json", "recipe": {
     "schema": "roundhouse.recipe/1", "label": "all 8 GPUs, long context", "from": {"service": "kimi-k25", "node": "practice", "release": NEW},
-    "hash": "ab" * 32, "flags": ["--tensor-parallel-size", "8"], "env": {},
+    "hash": "ab" * 32, "flags": ["--tensor-parallel-size", "8"], "env": {}, "flags_to_set": ["--api-key"], "env_to_set": ["HF_TOKEN"],
     "guards": [g["guard"] for g in guards(holding=True)], "reference": {"single_stream_tok_s": 61.0},
     "packages": [{"name": "vllm", "version": "0.16.0rc2.dev344+practice", "sha256": "d" * 64},
                  {"name": "flashinfer-python", "version": "0.6.4+practice", "sha256": "e" * 64}]}}

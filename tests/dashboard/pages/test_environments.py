@@ -166,12 +166,25 @@ def test_both_ways_are_offered_with_download_time_and_downtime(visitor: Client, 
     assert before.count("no estimate yet; kimi-k25 serves on") == 2
     story.redeploy(ago_s=9000)
     update(story, status={**story.the_service.status, "release": said.OLD})
-    story.shaped_plan(mode="restore")
+    story.shaped_plan()
     seen = text(visitor.get(f"/jobs/{job.number}/integrity/"))
     assert "nothing, all wheels are at hand" in seen
     assert "unknown: the index does not tell" in seen
     assert "about 3:20 min, while kimi-k25 serves on" in seen
     assert "about 12:58 min, from 1 earlier start" in seen
+    story.shaped_plan(mode="restore", ago_s=5)
+    assert text(visitor.get(f"/jobs/{job.number}/integrity/")).count("its plan tells") == 1  # that of the full way
+
+
+def test_a_way_that_is_not_possible_says_why_and_has_no_button(visitor: Client, story: factory.Story) -> None:
+    job, plan = story.checked(), story.shaped_plan()
+    plan.result["plan"]["ways"] = [{"mode": "restore", "possible": False, "download_bytes": None, "packages": 1, "files": 4,
+                                    "why": "The channel has another `vllm` by now"}, said.WAYS[1]]
+    plan.save()
+    seen = text(visitor.get(f"/jobs/{job.number}/integrity/"))
+    assert "Not possible here: The channel has another vllm by now" in seen
+    assert "Plan to restore" not in seen
+    assert "not possible" in text(visitor.get(f"/plans/{plan.number}/"))
 
 
 @pytest.mark.parametrize("mode", ["restore", "full"])
@@ -401,6 +414,7 @@ def test_a_recipe_is_saved_and_downloaded(visitor: Client, story: factory.Story,
     job = story.environment_jobs()["recipe"]
     seen = text(visitor.get(f"/jobs/{job.number}/"))
     assert "Recipe: all 8 GPUs, long context" in seen
+    assert "Set by hand --api-key, HF_TOKEN" in seen
     response = visitor.get(f"/jobs/{job.number}/recipe.json")
     assert json.loads(response.content) == said.RECIPE["recipe"]
     assert response.headers["Content-Disposition"] == 'attachment; filename="kimi-k25-0.16.0rc2.dev344.json"'
