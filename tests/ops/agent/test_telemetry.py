@@ -128,9 +128,13 @@ def test_packages_are_read_again_only_when_the_environment_changed(
     until(lambda: running.announcement()["services"][0]["packages"]["versions"]["transformers"] == "5.0", 10)
 
 
-def test_edited_files_are_announced(running: Telemetry, record: ServiceRecord) -> None:
-    extra = record.current / "lib" / "python3.11" / "site-packages" / "patched.pth"
-    extra.write_text("")
+@pytest.fixture
+def edited(record: ServiceRecord) -> None:
+    """An edit that was there before the agent started."""
+    (record.current / "lib" / "python3.11" / "site-packages" / "patched.pth").write_text("")
+
+
+def test_edited_files_are_announced(edited: None, running: Telemetry) -> None:
     found = until(lambda: (running.announcement()["services"][0]["packages"] or {}).get("patched"), 15)
     assert found["checked_at"] > 0
     assert [(file["path"].rpartition("/")[2], file["change"]) for file in found["files"]] == [("patched.pth", "extra")]
