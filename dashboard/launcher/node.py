@@ -89,7 +89,7 @@ def set_up_real(paths: NodePaths, terminal: Terminal) -> NodeConfig:
         made.write_text(
             "# What may be asked of this node. docs/guides/nodes.md describes every key.\n"
             + tomli_w.dumps({"name": name, "gpu_source": "nvml", "service_roots": [str(paths.services)], "model_roots": [],
-                             "wheelhouse_roots": [], "artifact_roots": [], "index_urls": [], "units": []}))
+                             "wheelhouse_roots": [], "artifact_roots": [], "environment_roots": [], "index_urls": [], "units": []}))
         made.replace(paths.node_toml)
     config = NodeConfig.load(paths.node_toml)
     terminal.fact("node", f"{config.name}  ({paths.node_toml})")
