@@ -166,7 +166,8 @@ def disk(asks: Asks, rows: list[PlannedPackage], restore: Sequence[str] | None, 
             unknown = True
             continue
         needed += size
-        if asks.uv.at_hand(row.name, row.file or "") is None:
+        in_cache = row.at_hand if not asks.channel.wheelhouse else asks.uv.at_hand(row.name, row.file or "") is not None
+        if not in_cache:
             cache += size
     copied = 0
     if asks.installed and (record.in_place or restore is not None):
