@@ -214,7 +214,7 @@ def progress(context: Context, env: Path, channel: Channel, rows: list[dict[str,
         last = before[0]
         while not ended.wait(PROGRESS_S):
             now = releases.count(library)
-            if now[0] > before[0] and now[0] != last:
+            if now[0] > last:  # uv also takes temporary files away: no step backwards is told
                 last = now[0]
                 tell(now[0] - before[0], now[1] - before[1])
 
