@@ -25,9 +25,10 @@ from typing import Any
 BLOCK = 256 * 1024
 FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # opening a FIFO does not wait for its writer
 NO_FILE = "is no regular file"
+TOO_LONG = "is too long to be what was installed, and was not hashed"
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
-Row = Sequence[str]  # absolute path, algorithm, expected (as RECORD writes it, "" for none)
+Row = tuple[str, str, str, int]  # absolute path, algorithm, expected (as RECORD writes it, "" for none), the most bytes worth hashing
 Difference = list[Any]  # index of the row, what (a word of DIFFERENCES), SHA-256 (hex) or null, size or null, mtime or null, error or ""
 DIFFERENCES = ("changed", "missing", "unreadable")
 
@@ -42,7 +43,7 @@ def hash_files(rows: Sequence[Row], block: int = BLOCK) -> dict[str, Any]:
     into = [view]
     differ: list[Difference] = []
     done = 0
-    for index, (path, algorithm, expected) in enumerate(rows):
+    for index, (path, algorithm, expected, most) in enumerate(rows):
         try:
             if not expected:
                 os.lstat(path)
@@ -56,6 +57,9 @@ def hash_files(rows: Sequence[Row], block: int = BLOCK) -> dict[str, Any]:
             size, mtime = state.st_size, state.st_mtime
             if not stat.S_ISREG(state.st_mode):
                 differ.append([index, "changed", None, None, mtime, NO_FILE])
+                continue
+            if size > most:
+                differ.append([index, "changed", None, size, mtime, TOO_LONG])
                 continue
             count = os.readv(descriptor, into)
             if count == size and count < block:

@@ -17,6 +17,7 @@ import io
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,8 @@ from ops.environments.hashing import Hashing
 from ops.environments.packages import Distribution, EnvironmentPackages
 
 LARGE_LISTS = 256 * 1024  # bytes of RECORDs (some 2,500 files) from which on processes are started before the lists are read
+LONGER = 1_000_000_000  # bytes above what RECORD says: such a file is another one, and need not be read to its end (it may be sparse and endless)
+STRAY_LIMIT = 4_000_000_000  # bytes of a stray that are hashed; a core dump may have hundreds of GB
 HASHES = hashlib.algorithms_guaranteed - {"shake_128", "shake_256"}  # wheels use sha256; what installers once wrote had md5 too
 LISTED = 200  # findings of a kind in as_dict; the rest is a count
 
@@ -37,7 +40,7 @@ _INSTALLER_FILES = {"RECORD", "RECORD.jws", "RECORD.p7s", "INSTALLER", "REQUESTE
 # What venv, virtualenv and uv put into bin/ themselves (Python 3.14's venv has a `𝜋thon`).
 _BIN = re.compile(r"(python|pypy|graalpy|𝜋thon)(\d+(\.\d+)?t?)?(-config)?|(de)?activate(\.(bat|csh|fish|nu|ps1|xsh))?|activate_this\.py|"
                   r"Activate\.ps1|pydoc\.bat")
-_COMPILED = re.compile(r"(?P<module>.+)\.[a-z]+-?\d+[a-z]*(\.opt-\w+)?(-pytest-[\w.]+)?\.pyc(?P<half>\.\d+)?")  # .N: Python is just writing it
+_COMPILED = re.compile(r"(?P<module>.+?)\.(cpython|pypy|graalpy)[a-z0-9-]*(-pytest-[\w.]+)?(\.opt-\w+)?\.pyc(\.\d+)?")  # .N: half written
 _NUMBA = (".nbi", ".nbc")  # numba's cache beside Python's: <file>-<line>.py311.nbi
 _EDITABLE_BY_PATH = "easy-install.pth"  # setuptools before 64 names the folders of editable installs in it, pip listed it nowhere
 _PLAIN = re.compile(r"(?!/)(?!.*(//|/\.|\.\.|\0))(?!\./).+[^/]", re.DOTALL)  # a path that needs no normalizing
@@ -323,7 +326,7 @@ class _Result:
                 expected = ""
             if not expected:
                 self.unhashed += 1
-            rows.append((inside + key, algorithm, expected))
+            rows.append((inside + key, algorithm, expected, row.size + LONGER if row.size else sys.maxsize))
             sizes.append(row.size if expected else 0)
         hashing.add(rows, sizes)
 
@@ -344,8 +347,8 @@ class _Result:
         if what == "unreadable":
             self._unreadable.setdefault((row.package, why), []).append(key)
         elif what == "missing":
-            # Python makes compiled files again, and an installer lists those that it made
-            if not (not expected and f"{os.sep}__pycache__{os.sep}" in key):
+            # Python makes compiled files again, and installers list those that they made; virtualenv lists the folders, and some that never were
+            if expected or not (key.endswith((".pyc", f"{os.sep}__pycache__")) or f"{os.sep}__pycache__{os.sep}" in key):
                 self.missing.append(FileFinding(row.package, key, "missing", expected=told))
         elif not (sha256 and row.others and self._fits_another(key, row.others)):
             self.changed.append(FileFinding(row.package, key, "changed", sha256, size, told, why, mtime))
@@ -542,7 +545,8 @@ def _hash_strays(hashing: Hashing, root: str, strays: list[_Stray | None]) -> li
     files = [stray for stray in strays if stray is not None]
     found = []
     hashed = [stray for stray in files if not stray.is_folder_link]
-    hashing.add([(os.path.join(root, stray.key), "sha256", "-") for stray in hashed], [_length(os.path.join(root, stray.key)) for stray in hashed])
+    paths = [os.path.join(root, stray.key) for stray in hashed]
+    hashing.add([(path, "sha256", "-", STRAY_LIMIT) for path in paths], [_length(path) for path in paths])
     for indexes, answer in hashing.answers():
         for place, what, sha256, size, mtime, why in answer["differ"]:
             stray = hashed[indexes[place]]
@@ -554,6 +558,6 @@ def _hash_strays(hashing: Hashing, root: str, strays: list[_Stray | None]) -> li
 def _length(path: str) -> int:
     try:
         state = os.stat(path)  # noqa: PTH116
-        return state.st_size if stat.S_ISREG(state.st_mode) else 0
+        return min(state.st_size, STRAY_LIMIT) if stat.S_ISREG(state.st_mode) else 0
     except OSError:  # hashing it will tell
         return 0

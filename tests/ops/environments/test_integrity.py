@@ -1,8 +1,15 @@
 from __future__ import annotations
 
+import base64
+import contextlib
 import ensurepip
+import hashlib
+import json
 import os
 import random
+import shutil
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +18,8 @@ from pathlib import Path
 import pytest
 import uv
 
-from ops.environments import integrity
+from ops.environments import hashing, integrity, packages
+from ops.interpreter import REPOSITORY
 from ops.jobs.errors import BadInput, Cancelled
 from tests.fakes.wheels import make_wheel
 from tests.ops.environments.conftest import library
@@ -250,3 +258,334 @@ def test_what_is_no_environment_says_so(tmp_path: Path, make: str):
         (path / "lib/python3.11/site-packages").mkdir(parents=True)
     with pytest.raises(BadInput, match="is no Python environment"):
         integrity.check(path)
+
+def test_a_hash_of_what_an_installer_writes_counts_where_record_has_one(env: Path):
+    """uv and pip list INSTALLER and REQUESTED with their hash."""
+    metadata = library(env) / "serving-1.0.dist-info"
+    (metadata / "INSTALLER").write_text("me")
+    (metadata / "direct_url.json").write_text("{}")  # RECORD has none: an installer may have written it
+    (metadata / "notes.txt").write_text("me")
+    report = integrity.check(env)
+    assert paths(report.changed) == ["serving-1.0.dist-info/INSTALLER"] and paths(report.extra) == ["serving-1.0.dist-info/notes.txt"]
+
+
+def test_sourceless_code_and_half_written_files_beside_sources(env: Path):
+    cache = library(env) / "serving/hot/__pycache__"
+    cache.mkdir()
+    for name in ("path.cpython-311.opt-2.pyc", "path.cpython-313t.pyc", "path.cpython-311-pytest-8.4.1.pyc", "path.forward-1.py311.nbi",
+                 "path.cpython-311.pyc.140212"):
+        (cache / name).write_bytes(b"x")
+    assert integrity.check(env).clean
+    strays = ["path.pyc", "path.py", "path.forward.cpython-311.pyc", "gone.forward-1.py311.nbi", "evil.pyc.so"]
+    for name in strays:
+        (cache / name).write_bytes(b"x")
+    (library(env) / "serving/hot/legacy.pyc").write_bytes(b"x")
+    report = integrity.check(env)
+    assert sorted(path.rsplit("/", 1)[-1] for path in paths(report.extra)) == sorted([*strays, "legacy.pyc"])
+    assert {finding.note for finding in report.extra if finding.path.endswith("legacy.pyc")} == {"compiled code without its source"}
+
+
+def test_compiled_code_of_a_deleted_file_is_not_told_twice(env: Path):
+    subprocess.run([sys.executable, "-m", "compileall", "-q", library(env) / "serving"], check=True)
+    (library(env) / "serving/hot/path.py").unlink()
+    report = integrity.check(env)
+    assert paths(report.missing) == ["serving/hot/path.py"] and report.extra == []
+
+
+def test_scripts_that_only_sound_like_pythons_own_are_found(env: Path):
+    for name in ("python-debug", "activate_old", "python3.11-wrapper", "deactivate.py"):
+        (env / "bin" / name).write_text("#!/bin/sh\n")
+    for name in ("python3.14t", "𝜋thon", "activate.xsh", "pypy3"):
+        (env / "bin" / name).write_text("")
+    assert [finding.path for finding in integrity.check(env).extra] == [
+        "bin/activate_old", "bin/deactivate.py", "bin/python-debug", "bin/python3.11-wrapper"]
+
+
+def test_rows_by_way_of_lib64_are_the_files_of_lib(env: Path):
+    (env / "lib64").symlink_to("lib") if not (env / "lib64").exists() else None
+    inside = library(env).relative_to(env / "lib")
+    record = library(env) / "serving-1.0.dist-info/RECORD"
+    record.write_text(record.read_text().replace("\nserving/hot/path.py,", f"\n../../../lib64/{inside}/serving/hot/path.py,")
+                      .replace("serving/__init__.py,", "./serving//__init__.py,"))
+    assert integrity.check(env).clean
+
+
+def test_hashes_of_other_kinds_are_held_too(env: Path):
+    content = (library(env) / "serving/hot/path.py").read_bytes()
+    digest = base64.urlsafe_b64encode(hashlib.sha512(content).digest()).decode()
+    record = library(env) / "serving-1.0.dist-info/RECORD"
+    rows = [f"serving/hot/path.py,SHA512={digest},{len(content)}" if row.startswith("serving/hot/path.py,") else row
+            for row in record.read_text().splitlines()]
+    record.write_text("\r\n".join([*rows, '"serving/hot/table.bin",,']) + "\r\n")
+    assert integrity.check(env).clean
+    (library(env) / "serving/hot/path.py").write_bytes(content[::-1])
+    changed = integrity.check(env).changed
+    assert paths(changed) == ["serving/hot/path.py"] and changed[0].sha256 == hashlib.sha256(content[::-1]).hexdigest()
+    record.write_text(record.read_text().replace("SHA512", "crc32"))
+    assert "unknown hash, `crc32`" in integrity.check(env).problems[0]
+
+
+def test_a_file_without_a_hash_is_only_looked_for(env: Path):
+    record = library(env) / "serving-1.0.dist-info/RECORD"
+    record.write_text("".join(f"{line.split(',')[0]},,\n" for line in record.read_text().splitlines()))
+    (library(env) / "serving/hot/path.py").write_text("edited")
+    report = integrity.check(env)
+    assert report.clean and report.unhashed > 5
+    (library(env) / "serving/hot/path.py").unlink()
+    assert paths(integrity.check(env).missing) == ["serving/hot/path.py"]
+
+
+def test_what_changed_after_a_start_is_told_apart(env: Path):
+    before, after = library(env) / "rootmodule.py", library(env) / "serving/extra.py"
+    before.write_text("edited")
+    os.utime(before, (1000, 1000))
+    after.write_text("")
+    os.utime(after, (3000, 3000))
+    (library(env) / "serving/hot/path.py").unlink()
+    report = integrity.check(env)
+    assert {finding.path: finding.mtime for finding in report.findings} == {
+        str(before.relative_to(env)): 1000.0, str(after.relative_to(env)): 3000.0, report.missing[0].path: None}
+    assert integrity.newer_than(report, 2000) == {str(after.relative_to(env))} and report.as_dict()["changed"][0]["mtime"] == 1000.0
+
+
+def test_the_plain_form_lists_every_path_relative_to_the_environment(env: Path):
+    (library(env) / "rootmodule.py").write_text("edited")
+    (library(env) / os.fsdecode(b"n\xffme.py")).write_text("")
+    plain = integrity.check(env).as_plain()
+    inside = library(env).relative_to(env)
+    assert plain == {"distributions": 4, "files": plain["files"], "changed": [f"{inside}/rootmodule.py"], "missing": [],
+                     "extra": [f"{inside}/n�me.py"], "problems": []}
+    assert json.dumps(plain, ensure_ascii=False).encode()
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("row", ["../../../../../../../etc/passwd", "/etc/passwd", "a\0b", "..", "../../..", "../../../../env-of-another/x", "."])
+def test_a_row_out_of_the_tree_is_told_and_never_opened(env: Path, row: str):
+    (env.parent / "env-of-another").mkdir()
+    (env.parent / "env-of-another/x").write_text("x")
+    record = library(env) / "serving-1.0.dist-info/RECORD"
+    record.write_text(f"{record.read_text()}{row},sha256=abc,1\n")
+    report = integrity.check(env)
+    told = row.replace("\0", "\ufffd")
+    if row in (".", ".."):  # folders of the tree, and no files
+        assert [(finding.path, finding.note) for finding in report.changed] == [
+            (str(library(env).relative_to(env) / row).removesuffix("/site-packages/.."), "is no regular file")]
+    else:
+        assert report.problems == [f"The RECORD of `serving` names a file outside of the environment: `{told}`"] and report.changed == []
+
+
+def test_thousands_of_rows_out_of_the_tree_are_told_in_a_few_lines(env: Path):
+    record = library(env) / "serving-1.0.dist-info/RECORD"
+    record.write_text(record.read_text() + "".join(f"/outside/{number},sha256=abc,{'9' * 6000}\n" for number in range(3000)))
+    problems = integrity.check(env).problems
+    assert len(problems) == 6 and problems[-1] == "The RECORD of `serving` names 2,995 more files outside of the environment"
+
+
+@pytest.mark.parametrize("kind", ["binary", "folder", "fifo", "sparse", "loop", "socket", "nothing"])
+def test_a_record_that_is_none_is_told_and_nothing_waits_for_it(env: Path, kind: str):
+    record = library(env) / "serving-1.0.dist-info/RECORD"
+    put(record, kind)
+    report = integrity.check(env)
+    (problem,) = report.problems
+    assert "RECORD" in problem and "`serving`" in problem and problem.endswith("its files cannot be checked")
+    assert report.changed == report.missing == report.extra == []
+
+
+@pytest.mark.parametrize("kind", ["binary", "folder", "fifo", "sparse", "loop", "nothing"])
+@pytest.mark.parametrize("name", ["METADATA", "INSTALLER", "direct_url.json", "entry_points.txt"])
+def test_odd_metadata_is_a_finding_and_nothing_waits_for_it(env: Path, name: str, kind: str):
+    put(library(env) / "serving-1.0.dist-info" / name, kind)
+    report = integrity.check(env)
+    told = [*paths(report.findings), *report.problems]
+    assert told == [] if (name, kind) == ("direct_url.json", "nothing") else any(name in text for text in told)
+    assert packages.read(env).version("serving") == "1.0"
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "loop"])
+def test_an_odd_pyvenv_cfg_is_an_error_and_nothing_waits_for_it(env: Path, kind: str):
+    put(env / "pyvenv.cfg", kind)
+    with pytest.raises(BadInput, match=r"pyvenv.cfg` cannot be read"):
+        integrity.check(env)
+
+
+def test_loops_of_links_are_found_and_not_followed(env: Path):
+    (library(env) / "serving/self").symlink_to(".")
+    (library(env) / "serving/loop").symlink_to("loop")
+    (library(env) / "loop-1.0.dist-info").symlink_to("loop-1.0.dist-info")
+    (library(env) / "rootmodule.py").unlink()
+    (library(env) / "rootmodule.py").symlink_to("rootmodule.py")
+    (library(env) / "space/two/__init__.py").unlink()
+    (library(env) / "space/two/__init__.py").symlink_to("nowhere")
+    report = integrity.check(env)
+    assert paths(report.extra) == ["loop-1.0.dist-info", "serving/loop", "serving/self"]
+    assert [finding.note for finding in report.extra] == ["Too many levels of symbolic links"] * 2 + ["a link to a folder"]
+    assert [(path, finding.note) for path, finding in zip(paths(report.changed), report.changed, strict=True)] == [
+        ("rootmodule.py", "Too many levels of symbolic links"), ("space/two/__init__.py", "a link to nothing")]
+
+
+def test_a_folder_replaced_by_a_file_or_a_link_is_found(env: Path, tmp_path: Path):
+    shutil.rmtree(library(env) / "serving/hot")
+    (library(env) / "serving/hot").write_text("x")
+    (library(env) / "space").rename(tmp_path / "space")
+    (library(env) / "space").symlink_to(tmp_path / "space")
+    report = integrity.check(env)
+    assert paths(report.missing) == ["serving/hot/path.py", "serving/hot/table.bin"] and report.changed == []
+    assert paths(report.extra) == ["serving/hot", "space"]
+
+
+def test_folders_and_files_that_may_not_be_read_are_told(env: Path):
+    packages_ = library(env)
+    (packages_ / "space/two").chmod(0)
+    (packages_ / "serving/hot/path.py").chmod(0)
+    code = f"""
+import ctypes, json, os, sys
+sys.path.insert(0, {str(REPOSITORY)!r})
+from ops.environments import integrity
+libc = ctypes.CDLL(None)
+if os.geteuid() == 0 and not sys.argv[1:]:
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: with them nothing is unreadable
+        assert libc.prctl(24, capability, 0, 0, 0) == 0
+    os.execv(sys.executable, [sys.executable, "-c", {"CODE"!r}, "again"])
+print(json.dumps(integrity.check({str(env)!r}).as_plain()))
+"""
+    code = code.replace("'CODE'", "open('/proc/self/cmdline').read().split(chr(0))[2]")
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    finally:
+        (packages_ / "space/two").chmod(0o755)
+    plain = json.loads(done.stdout)
+    inside = packages_.relative_to(env)
+    assert plain["changed"] == plain["missing"] == plain["extra"] == []
+    assert sorted(plain["problems"]) == sorted([
+        f"The folder `{packages_}/space/two` cannot be read: Permission denied",
+        f"`{inside}/serving/hot/path.py` of `serving` cannot be read: Permission denied",
+        f"`{inside}/space/two/__init__.py` of `space-two` cannot be read: Permission denied"])
+
+
+def test_a_python_that_is_gone_is_told_and_the_files_are_checked_even_so(env: Path):
+    (env / "bin/python").unlink()
+    (env / "bin/python").symlink_to("/opt/python-that-was-removed/bin/python3")
+    (library(env) / "rootmodule.py").write_text("edited")
+    report = integrity.check(env)
+    assert paths(report.changed) == ["rootmodule.py"]
+    assert report.problems == [f"The environment's Python no longer runs: `{env}/bin/python` points at "
+                               "`/opt/python-that-was-removed/bin/python3`, which is gone"]
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "loop"])
+def test_a_path_that_can_be_none_is_an_error(tmp_path: Path, path: str):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(BadInput):
+        integrity.check(tmp_path / path)
+
+
+def test_a_file_that_is_endless_is_found_without_reading_it(env: Path):
+    for path in (library(env) / "rootmodule.py", library(env) / "serving/core.1234"):
+        with path.open("wb") as file:
+            file.truncate(8_000_000_000_000)
+    report = integrity.check(env)
+    assert [(finding.change, finding.sha256, finding.size_bytes) for finding in report.findings] == [
+        ("changed", None, 8_000_000_000_000), ("extra", None, 8_000_000_000_000)]
+    assert report.changed[0].note == "is too long to be what was installed, and was not hashed"
+
+
+def put(path: Path, kind: str) -> None:
+    """Something else in place of a file."""
+    path.unlink(missing_ok=True)
+    if kind == "binary":
+        path.write_bytes(b"\xff\xfe\0\x80" * 100)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "sparse":
+        with path.open("wb") as file:
+            file.truncate(1_000_000_000)
+    elif kind == "loop":
+        path.symlink_to(path.name)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(path.parent):
+            server.bind(path.name)
+
+
+# Processes
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """So many files that processes hash them."""
+    folder = tmp_path / "env/lib/python3.11/site-packages"
+    rows = ["many-1.0.dist-info/RECORD,,"]
+    for number in range(5000):
+        path = folder / f"many/p{number % 50}/m{number}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = f"x = {number}\n".encode() * (1 + number % 7)
+        path.write_bytes(content)
+        rows.append(f"{path.relative_to(folder)},sha256={base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip('=')},{len(content)}")
+    (folder / "many-1.0.dist-info").mkdir()
+    (folder / "many-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: many\nVersion: 1.0\n")
+    (folder / "many-1.0.dist-info/RECORD").write_text("\n".join([*rows, "many-1.0.dist-info/METADATA,,"]) + "\n")
+    (tmp_path / "env/pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.7\n")
+    return tmp_path / "env"
+
+
+def children() -> set[int]:
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+def test_processes_give_what_one_loop_gives_and_end_with_it(large: Path, monkeypatch: pytest.MonkeyPatch):
+    packages_ = large / "lib/python3.11/site-packages/many"
+    (packages_ / "p1/m1.py").write_text("x = 2\n")
+    (packages_ / "p2/m2.py").unlink()
+    (packages_ / "p3/new.py").write_text("")
+    before, seen, started = children(), [], []
+    monkeypatch.setattr(hashing, "processes", lambda: 3)
+    by_processes = integrity.check(large, progress=lambda done, total: (seen.append((done, total)), started.append(children() - before)))
+    assert any(len(pids) == 3 for pids in started) and children() == before
+    assert seen[-1] == (5002, 5002) and 10 < len(seen) < 80
+    monkeypatch.setattr(hashing, "processes", lambda: 1)
+    assert integrity.check(large) == by_processes
+    assert [len(found) for found in (by_processes.changed, by_processes.missing, by_processes.extra)] == [1, 1, 1]
+
+
+def test_a_hashing_process_that_is_killed_costs_nothing_but_time(large: Path, monkeypatch: pytest.MonkeyPatch):
+    (large / "lib/python3.11/site-packages/many/p1/m1.py").write_text("x = 2\n")
+    before = children()
+    monkeypatch.setattr(hashing, "processes", lambda: 2)
+
+    def kill(done: int, total: int) -> None:
+        for pid in children() - before:
+            os.kill(pid, signal.SIGKILL)
+
+    report = integrity.check(large, progress=kill)
+    assert [finding.path for finding in report.changed] == ["lib/python3.11/site-packages/many/p1/m1.py"] and report.checked_files == 5002
+    assert children() == before
+
+
+def test_a_cancelled_check_leaves_no_process(large: Path, monkeypatch: pytest.MonkeyPatch):
+    before = children()
+    monkeypatch.setattr(hashing, "processes", lambda: 2)
+
+    def cancel(done: int, total: int) -> None:
+        raise Cancelled("integrity")
+
+    with pytest.raises(Cancelled):
+        integrity.check(large, progress=cancel)
+    assert children() == before
+
+
+def test_hashing_processes_carry_the_jobs_mark_and_no_other_variable(large: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ROUNDHOUSE_JOB", "job-1")
+    monkeypatch.setenv("SECRET", "hidden")
+    monkeypatch.setattr(hashing, "processes", lambda: 2)
+    before, seen = children(), set()
+
+    def look(done: int, total: int) -> None:
+        for pid in children() - before:
+            with contextlib.suppress(OSError):
+                seen.add(Path(f"/proc/{pid}/environ").read_bytes().rstrip(b"\0"))
+
+    integrity.check(large, progress=look)
+    assert seen - {b""} == {b"ROUNDHOUSE_JOB=job-1"}
