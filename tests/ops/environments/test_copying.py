@@ -115,6 +115,7 @@ def test_editable_installs_keep_their_source(tmp_path: Path, job_context: Contex
     assert integrity.check(new).clean
 
 
+@pytest.mark.slow  # venv and pip take their time
 def test_compiled_code_stays_behind(tmp_path: Path, job_context: Context, uv: Uv):
     """pip lists it in RECORD; it names the old path, and could hold what the source does not say."""
     old = tmp_path / "old"
