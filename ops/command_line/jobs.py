@@ -101,6 +101,7 @@ def execute(arguments: argparse.Namespace, type: str, record: ServiceRecord, par
 
     paths = NodePaths.default()
     config = NodeConfig.load(paths.node_toml)
+    targets.own_node(paths)
     paths.make()
     params = {**params, **_in_place(record)}
     locks = sorted(kinds.KINDS[type].locks(record.name, params))

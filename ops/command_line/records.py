@@ -24,7 +24,10 @@ def adopt(arguments: argparse.Namespace) -> int:
     paths = NodePaths.default()
     made = adoption.read(arguments.unit, unit_path=arguments.unit_path or None, user=arguments.user, paths=paths, name=arguments.name or "",
                          environment=arguments.environment or "", in_place=arguments.in_place, manager=arguments.manager)
-    stored = adoption.apply(paths, made) if arguments.apply and not made.stops else None
+    stored = None
+    if arguments.apply and not made.stops:
+        targets.own_node(paths)
+        stored = adoption.apply(paths, made)
     told = {**made.as_dict(), "applied": stored is not None, "stored": str(stored) if stored else None}
     if arguments.json:
         print_json(told)

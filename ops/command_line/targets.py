@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import pwd
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +89,18 @@ def channel(spec: str) -> Channel:
     from ops.environments import channels
 
     return channels.parse(spec, config=config_if_any())
+
+
+def own_node(paths: NodePaths) -> None:
+    """Raises BadInput unless the node's state belongs to the user that runs this: files of another owner would shut the agent out of them."""
+    if not paths.root.exists() or (owner := paths.root.stat().st_uid) == os.geteuid():
+        return
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = str(owner)
+    raise BadInput(f"The node's state `{paths.root}` belongs to the user `{name}`",
+                   why="What this user writes there, the agent could not read or change", hint=f"Run it as `{name}`")
 
 
 def json_file(path: str, what: str) -> dict[str, object]:

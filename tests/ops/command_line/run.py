@@ -12,9 +12,9 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-def ops(*arguments: str, stdin: bytes | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+def ops(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "ops", *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False,
-                          env={**os.environ, "ROUNDHOUSE_NODE_STATE": "/nonexistent", **env}, input="" if stdin is None else stdin.decode())
+                          env={**os.environ, "ROUNDHOUSE_NODE_STATE": "/nonexistent", **env}, input="")
 
 
 def error_of(*arguments: str, code: int = 1, **env: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from ops.agent.config import NodePaths
 from ops.environments import releases
@@ -24,7 +25,7 @@ from ops.practice import box
 from ops.records import ServiceRecord
 from ops.services import launch
 from ops.services.process import MARK, ProcessManager
-from tests.fakes.node import until
+from tests.fakes.node import NAME, FakeNode, until
 from tests.ops.command_line.run import REPOSITORY, error_of, ops
 from tests.ops.services.conftest import free_port
 
@@ -196,8 +197,29 @@ def test_a_systemd_unit_is_planned_and_built_but_nothing_is_stopped_that_cannot_
     launch.write(record)
     releases.adopt(record)
     (paths.announced / "kimi-k25.json").write_text(json.dumps(raw))
-    node = {"ROUNDHOUSE_NODE_STATE": str(paths.root)}
-    assert ops("plan", *practice.channel, **node).returncode == 0
-    assert "cannot start or stop" in error_of("redeploy", *practice.channel, "--yes", **node)["what"]
-    assert "cannot start or stop" in error_of("rollback", "--service", "kimi-k25", "--release", "adopted", **node)["what"]
+    state = str(paths.root)
+    assert ops("plan", *practice.channel, ROUNDHOUSE_NODE_STATE=state).returncode == 0
+    assert "cannot start or stop" in error_of("redeploy", *practice.channel, "--yes", ROUNDHOUSE_NODE_STATE=state)["what"]
+    assert "cannot start or stop" in error_of("rollback", "--service", "kimi-k25", "--release", "adopted", ROUNDHOUSE_NODE_STATE=state)["what"]
     assert len(list(paths.jobs.iterdir())) == 3, "three plans, and no redeploy that was begun"
+
+
+def test_the_companion_brings_a_job_of_the_command_line_to_the_console(short_path: Path, redis_url: str) -> None:
+    node = FakeNode(short_path)
+    model, services = short_path / "model", node.paths.services
+    model.mkdir()
+    (model / "config.json").write_text('{"quantization_config": {"kv_cache_scheme": {}}}')
+    node.paths.node_toml.write_text(f'name = "{NAME}"\nservice_roots = ["{services}"]\nmodel_roots = ["{model}"]\n')
+    guard = {"kind": "key_absent", "file": "config.json", "key": "quantization_config.kv_cache_scheme", "value": None}
+    record = ServiceRecord(name="a", root=str(services / "a"), model_path=str(model), served_model_name="a", base_url="http://127.0.0.1:1",
+                           guards=[guard])
+    (node.paths.announced / "a.json").write_text(json.dumps(record.as_dict()))
+    node.start_agent(redis_url)
+    try:
+        done = ops("guards", "--service", "a", "--apply", "--json", ROUNDHOUSE_NODE_STATE=str(node.paths.root))
+        assert done.returncode == 0, done.stderr
+        stream = f"job:{json.loads(done.stdout)['job']}:events"
+        with redis.Redis.from_url(redis_url) as client:
+            until(lambda: any(b"job.finished" in entry[b"e"] for _, entry in client.xrange(stream)), 30, "the job's last event in Redis")
+    finally:
+        node.close()
