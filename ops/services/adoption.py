@@ -539,7 +539,7 @@ def _look_at_unit(made: Adoption, unit: Unit, command: unit_files.Command, serve
     for key, why in (("RootDirectory", "Paths mean other folders for it than for Roundhouse"), ("RootImage", "Its files lie in an image")):
         if unit.value(key):
             _tell(findings, "stop", f"The unit has {key}=", why=why, fix="Serve from a folder of this host")
-    if unit.value("ProtectHome") in ("yes", "true", "1", "on", "tmpfs") and str(node.root).startswith(("/home/", "/root/", "/run/user/")):
+    if unit.value("ProtectHome") in ("yes", "true", "1", "on", "tmpfs") and node.root.parts[1:2] in (("home",), ("root",)):
         _tell(findings, "warning", f"The unit may not look into `{node.root}`", why="It has ProtectHome=, and the launcher lies there",
               fix="Choose another state folder with ROUNDHOUSE_STATE")
     owner = node.root.stat().st_uid if node.root.exists() else os.geteuid()

@@ -360,6 +360,13 @@ def test_another_user_than_the_agents_is_told(host: Host) -> None:
     assert made.user == "nobody" and any("runs as `nobody`" in title for title in titles(made, "warning"))
 
 
+def test_a_unit_that_may_not_look_into_homes_is_told(host: Host) -> None:
+    text = f"[Service]\nUser={os.getuid()}\nProtectHome=yes\nExecStart=ENV/bin/vllm serve MODEL\n"
+    assert not [title for title in titles(host.read(text), "warning") if "may not look into" in title]
+    host.paths = NodePaths(Path("/home/rh/state"))
+    assert [title for title in titles(host.read(text), "warning") if "may not look into `/home/rh/state`" in title]
+
+
 def test_an_environment_can_be_given(host: Host) -> None:
     made = host.read("/usr/bin/python3 -m vllm.entrypoints.openai.api_server --model MODEL", environment=str(host.env))
     assert made.stops == [] and made.record.environment == str(host.env)
