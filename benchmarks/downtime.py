@@ -1,11 +1,12 @@
 """How long is the service down for a redeploy that is built beside it, next to one that is done in place?
 
-    python -m benchmarks.downtime [--rounds 3] [--only practice|real] [--speed 1000] [--packages flashinfer-cubin==0.6.4,pyarrow,...]
+    python -m benchmarks.downtime [--rounds 3] [--only practice|real] [--speed 1000] [--ballast 300] [--packages flashinfer-cubin==0.6.4,pyarrow,...]
 
-Same packages, same jobs, same machine, in one run; rounds alternate. *practice*: two practice boxes, one of them changed in place. *real*: two
+Same packages, same jobs, same machine, in one run; rounds alternate. *practice*: two practice boxes, one of them changed in place; once as they
+are (wheels of some kilobytes), and once with a wheel of `--ballast` MB beside them, which stands for the size of a real stack. *real*: two
 services on the same real packages of more than 1 GB, with a small server that is up in a moment. Both ways fetch wheels before *stop*, so no
-network is in these times. The warmup is the same whatever the way, and minutes with a real model; a box runs at `--speed`, and the second
-ratio leaves the warmup out: that is what the way of installing decides.
+network is in these times. Stop, GPUs free, start and warmup are the same whatever the way, and any restart costs them (minutes with a real model;
+the box runs at `--speed`). So there are two ratios: of the whole downtime, and of what the way of installing adds to that of a restart.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,13 @@ from ops.jobs import claim, runner
 from ops.jobs.envelope import Envelope
 from ops.jobs.kinds import KINDS
 from ops.practice import box
-from ops.records import ServiceRecord
+from ops.records import Channel, ServiceRecord
 from ops.services.manager import manager_for
 from tests.fakes.real_node import RealNode, Told, free_port, until
+from tests.fakes.wheels import make_wheel
 
 Redeploy = Callable[[], Told]
+OF_THE_INSTALL = ("install", "verify", "switch")  # steps while the service is down; beside it is *switch* alone
 
 
 @dataclass
@@ -40,7 +43,7 @@ class Times:
     """Seconds of each round."""
 
     downtime: list[float] = field(default_factory=list)
-    warmup: list[float] = field(default_factory=list)
+    added: list[float] = field(default_factory=list)  # of it, by the way of installing; the rest is what any restart costs
     steps: list[dict[str, float]] = field(default_factory=list)
 
     def add(self, told: Told) -> None:
@@ -48,12 +51,8 @@ class Times:
             raise SystemExit(f"{told.outcome}")
         took = {data["step"]: float(data["duration_s"]) for kind, data in told.said if kind == "step.finished"}
         self.downtime.append(told.downtime_s)
-        self.warmup.append(took["warmup"])
+        self.added.append(sum(took[step] for step in OF_THE_INSTALL if step == "switch" or "install" in took))
         self.steps.append(took)
-
-    @property
-    def without_warmup(self) -> list[float]:
-        return [down - warm for down, warm in zip(self.downtime, self.warmup, strict=True)]
 
 
 def measure(title: str, rounds: int, beside: Redeploy, in_place: Redeploy) -> None:
@@ -64,12 +63,12 @@ def measure(title: str, rounds: int, beside: Redeploy, in_place: Redeploy) -> No
             os.sync()
             times[name].add(redeploy())
     print(f"\n{title}; load {os.getloadavg()[0]:.1f}\n")
-    print("| | downtime s | of that warmup s | without warmup s |\n| --- | --- | --- | --- |")
+    print("| | downtime s | of it by the install s |\n| --- | --- | --- |")
     for name, found in times.items():
-        print(f"| {name} | {_span(found.downtime)} | {_span(found.warmup)} | {_span(found.without_warmup)} |")
+        print(f"| {name} | {_span(found.downtime)} | {_span(found.added)} |")
     whole = [slow / fast for slow, fast in zip(times["in place"].downtime, times["beside"].downtime, strict=True)]
-    rest = [slow / fast for slow, fast in zip(times["in place"].without_warmup, times["beside"].without_warmup, strict=True)]
-    print(f"| in place / beside | {_span(whole)} | | {_span(rest)} |")
+    rest = [slow / fast for slow, fast in zip(times["in place"].added, times["beside"].added, strict=True)]
+    print(f"| in place / beside | {_span(whole)} | {_span(rest)} |")
     last = times["in place"].steps[-1]
     print(f"\nSteps of the last one in place: {', '.join(f'{name} {took:.2f}' for name, took in last.items())}")
     print(f"Steps of the last one beside: {', '.join(f'{name} {took:.2f}' for name, took in times['beside'].steps[-1].items())}", flush=True)
@@ -90,6 +89,7 @@ class PracticeService:
     paths: NodePaths
     root: Path
     record: ServiceRecord
+    channel: Channel
 
     @classmethod
     def make(cls, folder: Path, *, speed: float, in_place: bool) -> PracticeService:
@@ -98,7 +98,13 @@ class PracticeService:
         manager = manager_for(record)
         manager.start()
         until(lambda: str(manager.status().state) == "healthy", 120)
-        return cls(paths, folder / "box", record)
+        return cls(paths, folder / "box", record, box.channel(folder / "box"))
+
+    def load(self, megabytes: int) -> None:
+        """Puts a package of that size into the wheelhouse, in files of 50 kB, and into what the channel installs."""
+        files: dict[str, str | bytes] = {f"practice_ballast/part_{n:05d}.bin": os.urandom(50_000) for n in range(megabytes * 20)}
+        make_wheel(Path(self.channel.wheelhouse), "practice-ballast", "1.0+practice", files=files)
+        self.channel = replace(self.channel, requirements=[*self.channel.requirements, "practice-ballast"])
 
     def redeploy(self) -> Told:
         params: dict[str, Any] = {"sweep": False, "smoke": False, "purge": False}
@@ -106,7 +112,7 @@ class PracticeService:
             params |= {"in_place": True, "environment": os.path.realpath(self.record.environment)}
         locks = sorted(KINDS["redeploy"].locks(self.record.name, params))
         envelope = Envelope.make(type="redeploy", node="practice", service=self.record.as_dict(), params=params, locks=locks,
-                                 fence=claim.next_fences(self.paths, locks), snapshot={"channel": box.channel(self.root).as_dict()}, by="bench",
+                                 fence=claim.next_fences(self.paths, locks), snapshot={"channel": self.channel.as_dict()}, by="bench",
                                  now=time.time())
         told = Told(outcome=None)  # type: ignore[arg-type]  # until it has ended
         told.outcome = runner.run_here(self.paths, envelope, on_event=lambda kind, data: told.said.append((kind, json.loads(json.dumps(data)))))
@@ -118,12 +124,16 @@ class PracticeService:
         until(lambda: not manager.pids(), 30)
 
 
-def practice(root: Path, rounds: int, speed: float) -> None:
+def practice(root: Path, rounds: int, speed: float, ballast: int) -> None:
     boxes = [PracticeService.make(root / name, speed=speed, in_place=name == "i") for name in ("b", "i")]
     try:
-        for one in boxes:
-            one.redeploy()  # to the newest version, so that all rounds are from the same to the same
-        measure(f"The practice box at speed {speed:g}", rounds, boxes[0].redeploy, boxes[1].redeploy)
+        for megabytes in (0, ballast):
+            for one in boxes:
+                if megabytes:
+                    one.load(megabytes)
+                one.redeploy()  # to the newest version, so that all rounds are from the same to the same
+            beside = f", with {megabytes} MB beside its own packages" if megabytes else ""
+            measure(f"The practice box at speed {speed:g}{beside}", rounds, boxes[0].redeploy, boxes[1].redeploy)
     finally:
         for one in boxes:
             one.close()
@@ -156,12 +166,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=("practice", "real"))
     parser.add_argument("--speed", type=float, default=1000)
+    parser.add_argument("--ballast", type=int, default=300)
     parser.add_argument("--packages", default=",".join(PACKAGES))
     given = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="rh-down-"))
     try:
         if given.only != "real":
-            practice(root, given.rounds, given.speed)
+            practice(root, given.rounds, given.speed, given.ballast)
         if given.only != "practice":
             real(root, given.rounds, given.packages.split(","))
     finally:
