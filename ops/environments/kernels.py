@@ -144,8 +144,8 @@ def _asked(python: Path, timeout_s: float) -> dict[str, Any]:
     # an empty folder to stand in: `-I` keeps it off the path, and torch may write a core there
     with tempfile.TemporaryDirectory(prefix="roundhouse-kernels-") as folder:
         try:
-            done = commands.run([python, "-I", "-c", _ASK], env={"CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}, cwd=folder,
-                                timeout_s=timeout_s, check=False)
+            done = commands.run([python, "-I", "-B", "-c", _ASK], env={"CUDA_VISIBLE_DEVICES": ""}, cwd=folder, timeout_s=timeout_s,
+                                check=False)
         except Timeout as error:
             raise Timeout(f"torch did not tell its architectures within {timeout_s:.0f} s", why=shlex.join([str(python), "-I", "-c", "import torch"])
                           ) from error

@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from packaging.version import InvalidVersion, Version
 from ops.environments import packages
 from ops.environments.packages import Distribution, EnvironmentPackages
 from ops.jobs import commands
-from ops.jobs.errors import OpsError
+from ops.jobs.errors import OpsError, Timeout
 
 ASK_S = 10.0  # seconds; an interpreter answers within 0.05
 _ASK = """\
@@ -191,16 +190,16 @@ def markers_of(installed: EnvironmentPackages, *, timeout_s: float = ASK_S) -> t
 
 def _asked(python: Path, timeout_s: float) -> dict[str, str]:
     try:
-        done = subprocess.run([str(python), "-I", "-S", "-c", _ASK], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s,
-                              env=commands.clean_environment(), start_new_session=True, check=False)
-        raw = json.loads(done.stdout[:packages.SMALL]) if done.returncode == 0 else None
-    except subprocess.TimeoutExpired as error:
+        done = commands.run([python, "-I", "-S", "-c", _ASK], timeout_s=timeout_s, check=False)
+    except Timeout as error:
         raise OpsError("The environment's Python does not answer", why=f"`{python}` was silent for {timeout_s:.0f} s") from error
-    except (OSError, ValueError) as error:
-        raise OpsError("The environment's Python does not run", why=str(error)) from error
+    try:
+        raw = json.loads(done.stdout) if done.code == 0 else None
+    except ValueError:
+        raw = None
     if not isinstance(raw, dict) or not all(isinstance(value, str) for value in raw.values()):
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise OpsError("The environment's Python does not run", why=last[0][:300] if last else f"`{python}` ended with {done.returncode}")
+        last = done.stderr.strip().splitlines()[-1:]
+        raise OpsError("The environment's Python does not run", why=last[0][:300] if last else f"`{python}` ended with {done.code}")
     return raw
 
 
