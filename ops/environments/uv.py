@@ -218,14 +218,15 @@ class Uv:
                        "--prerelease", "allow" if channel.prerelease else "if-necessary", *there,
                        *(["--offline"] if from_cache and "--offline" not in there else []), *options,
                        *(word for file, option in named.items() for word in (option, file)), "--output-file", str(given), "--", str(asked)],
-                      COMPILE_S, channel=channel.name, quiet=from_cache)
+                      COMPILE_S, channel=channel.name, quiet=from_cache, stdout_is_data=True)
             try:
                 return given.read_text()
             except OSError as error:
                 raise OpsError("uv left no resolution behind", why=str(error)) from error
 
-    def _run(self, arguments: list[str], timeout_s: float, *, channel: str = "", quiet: bool = False) -> str:
-        """uv's standard output."""
+    def _run(self, arguments: list[str], timeout_s: float, *, channel: str = "", quiet: bool = False, stdout_is_data: bool = False) -> str:
+        """uv's standard output. `stdout_is_data`: it does not go to the log: a resolution of a serving stack has thousands of lines, and
+        uv prints it although it also writes the file."""
         argv = [uv_package.find_uv_bin(), "--no-config", "--no-progress", "--color", "never", "--cache-dir", str(self.cache), *arguments]
         if "SSL_CERT_FILE" in os.environ or "SSL_CERT_DIR" in os.environ:
             argv.insert(1, "--system-certs")
@@ -247,7 +248,7 @@ class Uv:
                 self.log(line.rstrip())
 
         try:
-            return commands.run(argv, context=self.context, on_line=take, env=ENVIRONMENT, timeout_s=timeout_s).stdout
+            return commands.run(argv, context=self.context, on_line=take, env=ENVIRONMENT, timeout_s=timeout_s, stdout_is_data=stdout_is_data).stdout
         except CommandFailed as error:
             raise explain(lines, error, channel=channel) from error
 

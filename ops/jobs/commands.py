@@ -64,8 +64,9 @@ class Completed:
 
 def run(argv: Sequence[str | os.PathLike[str]], *, context: Context | None = None, on_line: Callable[[str], None] | None = None,
         env: Mapping[str, str] | None = None, cwd: str | os.PathLike[str] | None = None, timeout_s: float | None = None,
-        check: bool = True) -> Completed:
-    """Runs `argv` to its end. `on_line` gets each line (cut at CR and LF, without them) of both streams, within about 0.1 s.
+        check: bool = True, stdout_is_data: bool = False) -> Completed:
+    """Runs `argv` to its end. `on_line` gets each line (cut at CR and LF, without them) of both streams, within about 0.1 s;
+    with `stdout_is_data` (a result that the caller reads at the end, and no log) of standard error alone.
 
     `env` is added to the clean environment. With a `context` the program can be cancelled: TERM to all of the job's processes,
     KILL after 10 s, also when its deadline or `timeout_s` passes. Raises CommandFailed (if `check`), Cancelled, Timeout, OpsError
@@ -93,9 +94,11 @@ def run(argv: Sequence[str | os.PathLike[str]], *, context: Context | None = Non
                     text = "\n".join(lines) + "\n"
                     stream.kept.add(text)
                     both.add(text)
-                    if on_line is not None and whole:
+                    if on_line is None or (stdout_is_data and stream is out):
+                        continue
+                    if whole:
                         on_line(text)
-                    elif on_line is not None:
+                    else:
                         for line in lines:
                             on_line(line)
             return out.more or err.more

@@ -117,8 +117,10 @@ def _environment(looks: _Looks, record: ServiceRecord, plan: Mapping[str, Any] |
 
 def _launcher(looks: _Looks, record: ServiceRecord) -> None:
     folder = record.folder
-    if not os.access(folder, os.W_OK | os.X_OK):
-        looks.add("stop", f"The service's folder `{folder}` cannot be written",
+    there = next((one for one in (folder, *folder.parents) if one.exists()), folder)  # a record written by hand: the first release makes the folder
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        looks.add("stop", f"The service's folder `{folder}` cannot be {'written' if there == folder else 'made'}",
+                  why="" if there == folder else f"`{there}` is no folder that this user may write to",
                   fix="Correct its owner: the agent's user writes the launcher's files there")
         return
     for name in ("launch.json", "flags.json", "env.json"):
@@ -129,7 +131,7 @@ def _launcher(looks: _Looks, record: ServiceRecord) -> None:
             except (OSError, ValueError, RecursionError) as error:
                 looks.add("warning", f"`{path}` cannot be read: {error}", why="It was changed by hand, or not by this user",
                           fix="It is written anew from the service's record at the start")
-    looks.add("ok", f"The launcher's files in `{folder}` can be written")
+    looks.add("ok", f"The launcher's files in `{folder}` can be written" if there == folder else f"The service's folder `{folder}` can be made")
 
 
 def _port(looks: _Looks, record: ServiceRecord) -> None:

@@ -86,6 +86,13 @@ def test_an_index_channel_resolves_with_hashes(local: Channel, ours: uv.Uv, tmp_
     assert found[1].wheels[0].sha256 == wheelhouse.sha256(tmp_path / "wheels" / "serving-1.0-py3-none-any.whl")
 
 
+def test_a_resolution_does_not_fill_the_log_with_what_it_came_to(local: Channel, ours: uv.Uv):
+    """uv prints it beside the file: some thousand lines for a serving stack."""
+    said: list[str] = []
+    dataclasses.replace(ours, log=said.append).lock(["serving"], local, python=sys.executable)
+    assert said and all(line.startswith("Resolved") for line in said)
+
+
 def test_origins_come_from_the_cache_without_asking_the_index_again(index: Index, local: Channel, ours: uv.Uv):
     found = ours.lock(["serving"], local, python=sys.executable)
     asked = len(index.asked)

@@ -166,6 +166,15 @@ def test_a_service_without_a_release_can_be_deployed_but_not_restarted(whole: Ma
     assert stops(job, record) == ["Service `svc` has no release"]
 
 
+def test_a_service_folder_that_the_first_release_makes_is_no_stop_and_one_that_cannot_be_made_is(whole: Make, job: Job, tmp_path: Path) -> None:
+    record = whole()
+    record.root = str(tmp_path / "new" / "services" / record.name)
+    assert stops(job, record, {"packages": [], "disk": {}}) == []
+    (tmp_path / "new").write_text("a file")
+    assert f"The service's folder `{record.root}` cannot be made" in stops(job, record, {"packages": [], "disk": {}})
+    (tmp_path / "new").unlink()
+
+
 def test_too_little_disk_for_the_plan(whole: Make, job: Job) -> None:
     assert "There is not enough disk" in stops(job, whole(), {"disk": {"needed_bytes": 1 << 60}})[0]
 
