@@ -54,7 +54,7 @@ def build(context: Context, record: ServiceRecord, channel: Channel, plan: plann
         state.write_file(release / releases.LOCK_FILE, releases.lock_text(plan), mode=0o644)
         uv.venv(release, python=plan.python["path"])
         context.check()
-        if mode(plan) == "restore":
+        if plan.mode == "restore":
             _restore(context, record, uv, release, channel, plan)
         else:
             install(context, uv, release, release / releases.LOCK_FILE, channel, plan.locked)
@@ -63,11 +63,6 @@ def build(context: Context, record: ServiceRecord, channel: Channel, plan: plann
         context.progress(files, files, "files", f"{files:,} files, {length / 1e6:,.0f} MB", estimate=False)
         releases.write_manifest(record, release, channel=channel.as_dict(), plan=plan, size_bytes=on_disk)
     return release
-
-
-def mode(plan: planning.Plan) -> str:
-    """"full" or "restore"."""
-    return str(getattr(plan, "mode", "full"))
 
 
 def check_fits(record: ServiceRecord, channel: Channel, plan: planning.Plan) -> None:
@@ -84,9 +79,7 @@ def uv_for(context: Context, record: ServiceRecord) -> Uv:
 def drop_edited(context: Context, uv: Uv, plan: planning.Plan) -> list[str]:
     """Drops the packages that are edited now from uv's cache, exactly those; gives their names."""
     planned = {package["name"] for package in plan.locked}
-    told = getattr(plan, "edited", None)
-    names = told if told is not None else [found["package"] for found in plan.patched_files]
-    edited: list[str] = sorted({canonicalize_name(name) for name in names if name} & planned)
+    edited: list[str] = sorted({canonicalize_name(name) for name in plan.edited} & planned)
     if edited:
         uv.clean_cache(edited)
         context.log(f"Dropped from uv's cache, because their files were edited: {', '.join(edited)}")
@@ -182,7 +175,7 @@ def _restore(context: Context, record: ServiceRecord, uv: Uv, release: Path, cha
 
 def to_restore(plan: planning.Plan) -> set[str]:
     """Names of the packages that a restoring plan installs anew."""
-    return {canonicalize_name(name) for name in getattr(plan, "restore", None) or []}
+    return {canonicalize_name(name) for name in plan.restore}
 
 
 @contextmanager

@@ -105,10 +105,9 @@ def begin(record: ServiceRecord, plan: planning.Plan) -> Change:
         raise BadInput(f"Service `{record.name}` names no environment to be changed in place")
     owner = releases.in_environment(record) or releases.adopt(record).name
     live = releases.current(record)
-    told = getattr(plan, "rollback", None) or {}
-    backup = told.get("backup") or f"{target}.roundhouse-{plan.release}"
+    backup = plan.rollback.get("backup") or f"{target}.roundhouse-{plan.release}"
     name = _free_name(record, plan.release)
-    return Change(environment=str(target), backup=str(backup) if told.get("possible", True) else None, here=_identity(target), there=None,
+    return Change(environment=str(target), backup=str(backup) if plan.rollback.get("possible", True) else None, here=_identity(target), there=None,
                   owner=owner, release=name, previous=live.name if live else None)
 
 
@@ -176,7 +175,7 @@ def fetch(context: Context, record: ServiceRecord, channel: Channel, plan: plann
 
 def _lock(context: Context, plan: planning.Plan) -> Path:
     """The lock file of what is installed: all of the plan, or what a restoring plan installs anew."""
-    anew = building.to_restore(plan) if building.mode(plan) == "restore" else None
+    anew = building.to_restore(plan) if plan.mode == "restore" else None
     lines = [releases.lock_line(package) for package in plan.locked if anew is None or package["name"] in anew]
     path = context.folder / "in-place-lock.txt"
     state.write_file(path, "".join(lines))
@@ -197,7 +196,7 @@ def install(context: Context, record: ServiceRecord, channel: Channel, plan: pla
     try:
         _take_out(root, extra)
         lock = _lock(context, plan)
-        if building.mode(plan) == "restore":
+        if plan.mode == "restore":
             installed = packages.read(root)
             for name in sorted(building.to_restore(plan)):
                 copying.uninstall(installed, name)

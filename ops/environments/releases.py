@@ -130,7 +130,7 @@ def write_manifest(record: ServiceRecord, release: Path, *, channel: Mapping[str
     wheels = {package["name"]: package for package in plan.locked} if plan else {}
     told = {
         "release": release.name, "service": record.name, "built_at": time.time(), "verified": verified, "note": note, "kind": kind,
-        "mode": getattr(plan, "mode", "full") if plan else None,
+        "mode": plan.mode if plan else None,
         "plan": plan.hash if plan else None, "channel": dict(channel) if channel else None, "practice": record.practice,
         "python": {"path": os.path.realpath(release / "bin" / "python"), "version": installed.python_version},
         "version": installed.version(planning.MAIN), "size_bytes": size_on_disk(release) if size_bytes is None else size_bytes,
