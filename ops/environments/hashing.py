@@ -25,6 +25,7 @@ from ops.jobs import marks
 CHUNKS = 64
 MOST_PROCESSES = 4  # a disk or the page cache gives no more, and a service is running beside us
 COST_OF_A_FILE = 12_000  # opening a file costs about as much as hashing so many bytes
+LEAST_CHUNK = 2_000_000  # bytes, counted so: handing one over costs 1 ms
 WORTH_A_PROCESS = 48_000_000  # bytes, files counted with their cost: below this one loop here is sooner done than processes are started
 END_S = 5
 
@@ -45,8 +46,13 @@ class Hashing:
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Future[Answer]] = queue.SimpleQueue()
         self._here: list[tuple[list[int], list[Row]]] = []
-        self._open = 0
+        self._open = self._added = 0
         self._ended = False
+
+    @property
+    def started(self) -> bool:
+        """Whether processes hash; else it is done by whoever takes the answers."""
+        return self._pool is not None
 
     def start(self) -> None:
         """Starts the processes, so that they come up while the caller still collects rows. Nothing where one loop is as good."""
@@ -67,12 +73,17 @@ class Hashing:
             self._pool = ThreadPoolExecutor(len(self._workers), thread_name_prefix="hashing")
 
     def add(self, rows: Sequence[Row], sizes: Sequence[int]) -> None:
-        """Queues rows; `sizes` are what is known of their lengths in bytes, for an even split. Each row is answered once, by its place in `rows`."""
+        """Queues rows; `sizes` are what is known of their lengths in bytes, for an even split.
+
+        Each row is answered once, by its place among all that were ever added.
+        """
         work = sum(sizes) + COST_OF_A_FILE * len(rows)
         if self._pool is None and work > WORTH_A_PROCESS:
             self.start()
-        for indexes in chunks(rows, sizes):
-            chosen = [rows[index] for index in indexes]
+        before, self._added = self._added, self._added + len(rows)
+        for chosen_ones in chunks(rows, sizes):
+            chosen = [rows[index] for index in chosen_ones]
+            indexes = [before + index for index in chosen_ones]
             self._open += 1
             if self._pool is None:
                 self._here.append((indexes, chosen))
@@ -139,7 +150,7 @@ def _answer(worker: subprocess.Popen[bytes], rows: list[Row]) -> dict[str, Any]:
 
 def chunks(rows: Sequence[Row], sizes: Sequence[int]) -> Iterator[list[int]]:
     """At most some 64 lists of indexes with about the same work, the large files first so that the last chunk is not one huge library."""
-    target = (sum(sizes) + COST_OF_A_FILE * len(rows)) / CHUNKS
+    target = max(LEAST_CHUNK, (sum(sizes) + COST_OF_A_FILE * len(rows)) / CHUNKS)
     chunk: list[int] = []
     work = 0.0
     large = hash_worker.BLOCK

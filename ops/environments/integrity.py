@@ -25,14 +25,16 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from ops.environments import hash_worker, packages
+from ops.environments import faulty_wheels, hash_worker, packages
 from ops.environments.hashing import Hashing
 from ops.environments.packages import Distribution, EnvironmentPackages
 
 LARGE_LISTS = 256 * 1024  # bytes of RECORDs (some 2,500 files) from which on processes are started before the lists are read
+LARGE_FILE = 1_000_000  # bytes
 LONGER = 1_000_000_000  # bytes above what RECORD says: such a file is another one, and need not be read to its end (it may be sparse and endless)
 STRAY_LIMIT = 4_000_000_000  # bytes of a stray that are hashed; a core dump may have hundreds of GB
 HASHES = hashlib.algorithms_guaranteed - {"shake_128", "shake_256"}  # wheels use sha256; what installers once wrote had md5 too
+ROWS_LIMIT = 1_000_000  # lines of one RECORD: each costs 200 bytes of memory, and torch has 15,000
 LISTED = 200  # findings of a kind in as_dict; the rest is a count
 
 # Installers write these beside what the wheel has; where RECORD does not list one, it is no stray.
@@ -72,7 +74,10 @@ class FileFinding:
 
 @dataclass(frozen=True, slots=True)
 class IntegrityReport:
-    """All that differs from what was installed. `problems`: what could not be checked, in words."""
+    """All that differs from what was installed. `problems`: what could not be checked, in words.
+
+    `as_in_wheel`: differs from RECORD, but that is how its wheel has it (faulty_wheels.py), so it is as installed.
+    """
 
     path: Path
     distributions: int
@@ -83,6 +88,7 @@ class IntegrityReport:
     missing: list[FileFinding] = field(default_factory=list)
     extra: list[FileFinding] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    as_in_wheel: list[FileFinding] = field(default_factory=list)
 
     @property
     def clean(self) -> bool:
@@ -150,7 +156,7 @@ def check(env: Path | str, *, progress: Progress | None = None, only: Iterable[s
     """Holds the environment at `env` against its RECORDs. Raises BadInput if it is no environment.
 
     `only`: names of distributions to look at; extra files are then those inside of their own folders.
-    `progress` is called in the calling thread, about 64 times; what it raises (a cancelled job) ends the check.
+    `progress` is called in the calling thread, some 60 to 200 times; what it raises (a cancelled job) ends the check.
     """
     installed = packages.read(env)
     wanted = None if only is None else {str(canonicalize_name(name)) for name in only}
@@ -162,29 +168,44 @@ def check(env: Path | str, *, progress: Progress | None = None, only: Iterable[s
         if sum(_size_of_record(found) for found in chosen) > LARGE_LISTS:
             hashing.start()
         lists = _Lists(root, problems, wanted)
-        for distribution in everything:
-            lists.add(distribution)
+        result = _Result(root, lists.files, problems, progress)
         names = {found.name for found in chosen}
-        keys = [key for key, row in lists.files.items() if row.package in names]
-        result = _Result(root, lists.files, keys, problems, progress)
-        result.queue(hashing)
+        for distribution in everything:
+            large = lists.add(distribution)
+            if wanted is None and large and hashing.started:  # they are hashed while the other lists are read
+                result.queue(hashing, large)
+        result.queue(hashing, [key for key, row in lists.files.items() if row.package in names])
         strays = []
         for stray in _strays(installed, root, lists, names if wanted is not None else None, problems):
             strays.append(stray)
             result.take(hashing, wait=False)
         result.take(hashing, wait=True)
         result.tell_unreadable()
-        extra = _hash_strays(hashing, root, strays)
-    order = lambda finding: finding.path  # noqa: E731
+        extra = _hash_strays(hashing, root, strays, len(result.keys))
+    keys, order = result.keys, lambda finding: finding.path
     return IntegrityReport(
         path=installed.path, distributions=len(chosen), checked_files=len(keys), checked_bytes=result.bytes, unhashed=result.unhashed,
-        changed=sorted(result.changed, key=order), missing=sorted(result.missing, key=order), extra=sorted(extra, key=order), problems=problems)
+        changed=sorted(result.changed, key=order), missing=sorted(result.missing, key=order), extra=sorted(extra, key=order), problems=problems,
+        as_in_wheel=sorted(excused, key=order))
+
+
+def _excused(env: Path, result: _Result) -> list[FileFinding]:
+    """Takes out of the result what is as its wheel has it, although RECORD says otherwise, and gives it."""
+    found = [*result.changed, *result.missing]
+    if not found:
+        return []
+    known = faulty_wheels.known(env)
+    excused = faulty_wheels.excused((faulty_wheels.row(one.path, one.expected, one.sha256) for one in found), known)
+    taken = [one for one, fine in zip(found, excused, strict=True) if fine]
+    result.changed = [one for one in result.changed if one not in taken]
+    result.missing = [one for one in result.missing if one not in taken]
+    return taken
 
 
 def rows(distribution: Distribution) -> list[tuple[str, str]]:
     """(path relative to site-packages, "algorithm=hash" or "") of each line of its RECORD; empty if there is none to read."""
     try:
-        return [(row[0], row[1] if len(row) > 1 else "") for row in _csv(distribution) if row and row[0]]
+        return [(row[0], row[1] if len(row) > 1 else "") for row in record_lines(distribution) if row and row[0]]
     except (OSError, UnicodeDecodeError, csv.Error):
         return []
 
@@ -192,10 +213,13 @@ def rows(distribution: Distribution) -> list[tuple[str, str]]:
 # The lists
 
 
-def _csv(distribution: Distribution) -> list[list[str]]:
+def record_lines(distribution: Distribution) -> list[list[str]]:
+    """The lines of its RECORD, in cells. Raises OSError (also for one that is too long, or no regular file), UnicodeDecodeError, or csv.Error."""
     content = packages.content(distribution.record, packages.RECORD_LIMIT + 1)
     if len(content) > packages.RECORD_LIMIT:
         raise OSError(0, f"it has more than {packages.RECORD_LIMIT:,} bytes")
+    if content.count(b"\n") + content.count(b"\r") > ROWS_LIMIT:
+        raise OSError(0, f"it has more than {ROWS_LIMIT:,} lines")
     return list(csv.reader(io.StringIO(content.decode("utf-8"), newline="")))
 
 
@@ -216,18 +240,19 @@ class _Lists:
         self._inside = f"{root}{os.sep}"
         self._real: dict[str, str] = {}
 
-    def add(self, distribution: Distribution) -> None:
-        """Takes a distribution's rows that lie in the environment; what cannot be read is told in `problems`."""
+    def add(self, distribution: Distribution) -> list[str]:
+        """Takes a distribution's rows that lie in the environment; gives the large files among them. What cannot be read is told in `problems`."""
         told = self.wanted is None or distribution.name in self.wanted
         problems = self.problems if told else []
         lines = self._lines(distribution, problems)
         if lines is None:
             self.unlisted |= _top_levels(distribution)
-            return
+            return []
         library = os.path.realpath(distribution.location.parent)
         prefix = library[len(self._inside):] + os.sep if library.startswith(self._inside) else None
         name, files, plain = distribution.name, self.files, _PLAIN.fullmatch
-        outside = []
+        outside: list[str] = []
+        large: list[str] = []
         for line in lines:
             if not line or not line[0]:
                 continue
@@ -242,6 +267,8 @@ class _Lists:
             known = files.get(key)
             if known is None:
                 files[key] = _Listed(name, hashed, size)
+                if size > LARGE_FILE:
+                    large.append(key)
                 continue
             known.others = [*(known.others or []), hashed]
             if self.wanted is not None and told:
@@ -250,10 +277,11 @@ class _Lists:
             problems.append(f"The RECORD of `{name}` names a file outside of the environment: `{shown(path[:200])}`")
         if len(outside) > 5:
             problems.append(f"The RECORD of `{name}` names {len(outside) - 5:,} more files outside of the environment")
+        return large
 
     def _lines(self, distribution: Distribution, problems: list[str]) -> list[list[str]] | None:
         try:
-            return _csv(distribution)
+            return record_lines(distribution)
         except FileNotFoundError:
             problems.append(f"`{distribution.name}` {distribution.version} has no RECORD: its files cannot be checked")
         except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -308,17 +336,21 @@ def _text(path: Path) -> str:
 class _Result:
     """Collects what the listed files turned out to be."""
 
-    def __init__(self, root: str, files: dict[str, _Listed], keys: list[str], problems: list[str], progress: Progress | None) -> None:
-        self.root, self.files, self.keys, self.problems, self.progress = root, files, keys, problems, progress
+    def __init__(self, root: str, files: dict[str, _Listed], problems: list[str], progress: Progress | None) -> None:
+        self.root, self.files, self.problems, self.progress = root, files, problems, progress
+        self.keys: list[str] = []  # in the order in which they were queued
+        self._queued: set[str] = set()
         self.changed: list[FileFinding] = []
         self.missing: list[FileFinding] = []
         self.unhashed = self.bytes = self.done = 0
         self._unreadable: dict[tuple[str, str], list[str]] = {}
 
-    def queue(self, hashing: Hashing) -> None:
+    def queue(self, hashing: Hashing, keys: list[str]) -> None:
+        """Queues those that are not yet."""
         inside = f"{self.root}{os.sep}"
         rows, sizes = [], []
-        for key in self.keys:
+        new = [key for key in keys if key not in self._queued] if self._queued else keys
+        for key in new:
             row = self.files[key]
             algorithm, expected = row.hashed
             if expected and algorithm not in HASHES:
@@ -329,6 +361,8 @@ class _Result:
             rows.append((inside + key, algorithm, expected, row.size + LONGER if row.size else sys.maxsize))
             sizes.append(row.size if expected else 0)
         hashing.add(rows, sizes)
+        self._queued.update(new)
+        self.keys += new
 
     def take(self, hashing: Hashing, *, wait: bool) -> None:
         """Takes the answers that are there, with `wait` all of them."""
@@ -540,8 +574,8 @@ def _note(key: str, is_folder_link: bool) -> str:
     return ""
 
 
-def _hash_strays(hashing: Hashing, root: str, strays: list[_Stray | None]) -> list[FileFinding]:
-    """Findings with the content of each stray; `hash_files` tells it where nothing fits an expected hash that is none."""
+def _hash_strays(hashing: Hashing, root: str, strays: list[_Stray | None], before: int) -> list[FileFinding]:
+    """Findings with the content of each stray: `hash_files` tells it where the expected hash is none that could fit. `before`: rows added so far."""
     files = [stray for stray in strays if stray is not None]
     found = []
     hashed = [stray for stray in files if not stray.is_folder_link]
@@ -549,7 +583,7 @@ def _hash_strays(hashing: Hashing, root: str, strays: list[_Stray | None]) -> li
     hashing.add([(path, "sha256", "-", STRAY_LIMIT) for path in paths], [_length(path) for path in paths])
     for indexes, answer in hashing.answers():
         for place, what, sha256, size, mtime, why in answer["differ"]:
-            stray = hashed[indexes[place]]
+            stray = hashed[indexes[place] - before]
             if what != "missing":  # gone in the meantime
                 found.append(FileFinding(stray.package, stray.key, "extra", sha256, size, note=stray.note or why, mtime=mtime))
     return found + [FileFinding(stray.package, stray.key, "extra", note=stray.note) for stray in files if stray.is_folder_link]
