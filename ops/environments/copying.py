@@ -24,7 +24,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from ops.environments import integrity, packages
+from ops.environments import faulty_wheels, integrity, packages
 from ops.environments.packages import Distribution, EnvironmentPackages
 from ops.jobs.errors import OpsError
 from ops.jobs.pipeline import Context
@@ -151,7 +151,8 @@ def copy(context: Context, source: Path, target: Path, names: Collection[str], *
     if old != new:
         raise OpsError("The two environments have different Pythons", why=f"`{old}` and `{new}`", hint="Choose the full clean redeploy")
     files: dict[str, _File] = {}
-    tables = [(distribution, _table(distribution, place, files)) for distribution in wanted]
+    faulty = faulty_wheels.known(source)
+    tables = [(distribution, _table(distribution, place, files, faulty)) for distribution in wanted]
     for distribution in wanted:
         _editable(distribution, place)
     for folder in sorted({os.path.dirname(key) for key in files}):
@@ -171,7 +172,7 @@ def _wanted(installed: EnvironmentPackages, name: str) -> Distribution:
     return found
 
 
-def _table(distribution: Distribution, place: _Place, files: dict[str, _File]) -> list[tuple[str, list[str]]]:
+def _table(distribution: Distribution, place: _Place, files: dict[str, _File], faulty: faulty_wheels.Known) -> list[tuple[str, list[str]]]:
     """(key, row) of each line of its RECORD that is taken over; the files are added to `files`."""
     try:
         rows = list(csv.reader(io.StringIO(distribution.record.read_bytes().decode("utf-8"), newline="")))
@@ -193,10 +194,13 @@ def _table(distribution: Distribution, place: _Place, files: dict[str, _File]) -
         table.append((key, row))
         if key == os.path.join(metadata, "RECORD"):
             continue
+        told = row[1] if len(row) > 1 else ""
         size = int(row[2]) if len(row) > 2 and row[2].isdecimal() else 0
         one = files.setdefault(key, _File(key, distribution.name, size))
-        if len(row) > 1 and row[1]:
-            one.expected.append(row[1])
+        if told:
+            one.expected.append(told)
+            if (actual := faulty.get(faulty_wheels.named(key, told))) is not None:
+                one.expected.append(actual)
     listed = {key for key, _ in table}
     for name in _METADATA - {"RECORD"}:  # what an installer notes beside, without listing it
         key = os.path.join(metadata, name)

@@ -28,6 +28,7 @@ from packaging.utils import canonicalize_name
 from ops.environments import faulty_wheels, hash_worker, packages
 from ops.environments.hashing import Hashing
 from ops.environments.packages import Distribution, EnvironmentPackages
+from ops.jobs.errors import OpsError
 
 LARGE_LISTS = 256 * 1024  # bytes of RECORDs (some 2,500 files) from which on processes are started before the lists are read
 LARGE_FILE = 1_000_000  # bytes
@@ -182,6 +183,7 @@ def check(env: Path | str, *, progress: Progress | None = None, only: Iterable[s
         result.take(hashing, wait=True)
         result.tell_unreadable()
         extra = _hash_strays(hashing, root, strays, len(result.keys))
+    excused = _excused(installed.path, result)
     keys, order = result.keys, lambda finding: finding.path
     return IntegrityReport(
         path=installed.path, distributions=len(chosen), checked_files=len(keys), checked_bytes=result.bytes, unhashed=result.unhashed,
@@ -191,14 +193,15 @@ def check(env: Path | str, *, progress: Progress | None = None, only: Iterable[s
 
 def _excused(env: Path, result: _Result) -> list[FileFinding]:
     """Takes out of the result what is as its wheel has it, although RECORD says otherwise, and gives it."""
-    found = [*result.changed, *result.missing]
-    if not found:
+    if not result.changed:
         return []
-    known = faulty_wheels.known(env)
-    excused = faulty_wheels.excused((faulty_wheels.row(one.path, one.expected, one.sha256) for one in found), known)
-    taken = [one for one, fine in zip(found, excused, strict=True) if fine]
+    try:
+        known = faulty_wheels.known(env)
+    except OpsError as error:  # a manifest that somebody spoiled: what it excused shows then
+        result.problems.append(f"{error.what}: {error.why}" if error.why else error.what)
+        known = faulty_wheels.table()
+    taken = [one for one in result.changed if known.get(faulty_wheels.named(one.path, one.expected)) == faulty_wheels.as_recorded(one.sha256)]
     result.changed = [one for one in result.changed if one not in taken]
-    result.missing = [one for one in result.missing if one not in taken]
     return taken
 
 

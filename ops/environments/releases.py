@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ops.environments import coupling as coupling_rules
-from ops.environments import packages
+from ops.environments import faulty_wheels, packages
 from ops.environments import plan as planning
 from ops.jobs.errors import BadInput, OpsError
 from ops.jobs.journal import sync_folder
@@ -136,6 +136,8 @@ def write_manifest(record: ServiceRecord, release: Path, *, channel: Mapping[str
         "version": installed.version(planning.MAIN), "size_bytes": size_on_disk(release) if size_bytes is None else size_bytes,
         "packages": [{"name": name, "version": version, "file": wheels.get(name, {}).get("file"), "sha256": wheels.get(name, {}).get("sha256")}
                      for name, version in installed.versions().items()],
+        # what was learned of wheels stays true in the next release; where a file is another one by then it does not count
+        faulty_wheels.KEY: faulty_wheels.learned(live) if (live := current(record)) is not None else [],
     }
     state.write_file(manifest_path(release), json.dumps(told, indent=1) + "\n", mode=0o644)
     return told
@@ -149,6 +151,13 @@ def manifest_path(release: Path) -> Path:
 def manifest(release: Path) -> dict[str, Any] | None:
     """The manifest, or None for an environment that has none. Raises OpsError if it cannot be read."""
     return state.read_json(manifest_path(release))
+
+
+def note_faulty(release: Path, rows: list[list[str]]) -> None:
+    """Notes files that are not as their RECORD says, but as their wheels have them (faulty_wheels.py)."""
+    known = manifest(release) or {"release": release.name}
+    told = {faulty_wheels.KEY: sorted({tuple(row) for row in [*faulty_wheels.learned(release), *rows]})}
+    state.write_file(manifest_path(release), json.dumps({**known, **told}, indent=1) + "\n", mode=0o644)
 
 
 def mark_verified(release: Path) -> None:

@@ -3,6 +3,7 @@
 A fresh environment whose files are not those of the wheels got them from uv's cache: uv keeps wheels unpacked there, and where its files
 are hard links of an environment's (uv's default), an edit in that environment is an edit in the cache, which every later install gives
 out again. Such packages are dropped from the cache, taken out, installed anew and looked at again; one sentence says which edit came back.
+What comes out of the fresh wheel as before is no edit: then the wheel's own RECORD is wrong (faulty_wheels.py).
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from ops.environments import building, copying, integrity, packages, releases, wheelhouse
+from ops.environments import building, copying, faulty_wheels, integrity, packages, releases, wheelhouse
 from ops.environments import coupling as coupling_rules
 from ops.environments import plan as planning
 from ops.environments.integrity import FileFinding, IntegrityReport
@@ -28,6 +30,7 @@ from ops.services import state
 
 IMPORTS = {"vllm": "vllm", "flashinfer-python": "flashinfer"}  # distribution to module: what a release must be able to import
 IMPORT_S = 300  # seconds; importing vLLM took 17 s on an idle machine with a cold disk, 50 s on a busy one
+NO_DEVICE = "Failed to infer device type"  # vLLM 0.25.1 without a GPU, whatever it was asked
 AGAIN_FILE = "roundhouse-again.txt"  # the lock of what was installed twice, in the job's folder
 _LOOKED_UP = 200  # findings that are looked up in uv's cache
 
@@ -52,15 +55,17 @@ def verify(context: Context, record: ServiceRecord, release: Path, plan: plannin
     report = _check(context, release)
     unlike = _unlike_wheels(installed, plan, releases.manifest(release) or {})
     leaks: list[str] = []
-    if not wrong and (report.findings or unlike):
-        leaks = _clean_again(context, record, release, plan, report, unlike)
-        if leaks:
-            installed, report = packages.read(release), _check(context, release)
-            unlike = _unlike_wheels(installed, plan, releases.manifest(release) or {})
+    if not wrong and (report.findings or unlike) and (again := _clean_again(context, record, release, plan, report, unlike)):
+        first, installed, report = report, packages.read(release), _check(context, release)
+        if faulty := _faulty(first, report, again):
+            releases.note_faulty(release, [[*faulty_wheels.named(one.path, one.expected), faulty_wheels.as_recorded(one.sha256)] for one in faulty])
+            report = _check(context, release)
+        leaks = _tell_again(context, again, faulty)
+        unlike = _unlike_wheels(installed, plan, releases.manifest(release) or {})
     wrong += [_told_unlike(name, paths) for name, paths in unlike.items()]
     wrong += _wrong_files(report)
     imported = _imports(context, record, release, plan, wrong, warnings, {"flashinfer"} if not plan.coupling and mismatches else set())
-    told = _told_version(context, record, release, plan, wrong)
+    told = _told_version(context, record, release, plan, wrong, warnings)
     for text in warnings:
         context.finding("verify", "warning", text.splitlines()[0], why="\n".join(text.splitlines()[1:]))
     if wrong:
@@ -122,26 +127,38 @@ def _told_unlike(name: str, paths: list[str]) -> str:
 # What came back through a cache
 
 
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """A package that was installed anew: the paths (as RECORD has them) that were not those of its wheel, whether the cache had them as they were,
+    and whether it had nothing of the wheel unpacked any more before, so that uv had to unpack it."""
+
+    name: str
+    paths: list[str]
+    cached: bool
+    unpacked: bool
+
+
 def _clean_again(context: Context, record: ServiceRecord, release: Path, plan: planning.Plan, report: IntegrityReport,
-                 unlike: Mapping[str, list[str]]) -> list[str]:
-    """Installs the packages anew whose files are not those of their wheels, out of a clean cache; gives what to say about it.
+                 unlike: Mapping[str, list[str]]) -> list[_Again]:
+    """Installs the packages anew whose files are not those of their wheels, out of a clean cache; gives them.
 
     Empty if nothing could be done: a file that belongs to no planned package, or one that nobody can install again.
     """
     channel = _channel(release)
     rows = {package["name"]: package for package in plan.locked if package.get("sha256")}
     cache = planning.default_uv(record).cache
-    library = str(packages.site_packages(release)[0].relative_to(release))
+    library = _library(release)
     owner_in_cache = _in_cache(cache, report.findings, library)
     affected: dict[str, list[str]] = {name: list(paths) for name, paths in unlike.items()}
     for finding in report.findings:
         if name := finding.package or owner_in_cache.get(finding.path, ""):
             affected.setdefault(name, []).append(finding.path.removeprefix(f"{library}/"))
-    chosen = {name: paths for name, paths in affected.items() if name in rows}
+    chosen = {name: sorted(set(paths)) for name, paths in affected.items() if name in rows}
     if channel is None or not chosen:
         return []
     uv = building.uv_for(context, record)
     uv.clean_cache(sorted(chosen))
+    gone = {name for name in chosen if uv.at_hand(name, rows[name].get("file") or "") is None}
     installed = packages.read(release)
     _take_out(release, installed, [finding for finding in report.extra if (finding.package or owner_in_cache.get(finding.path)) in chosen])
     for name in chosen:
@@ -149,13 +166,42 @@ def _clean_again(context: Context, record: ServiceRecord, release: Path, plan: p
     again = context.folder / AGAIN_FILE
     state.write_file(again, "".join(releases.lock_line(rows[name]) for name in chosen))
     building.install(context, uv, release, again, channel, [rows[name] for name in chosen])
+    return [_Again(name, paths, name in unlike or any(f"{library}/{path}" in owner_in_cache for path in paths), name in gone)
+            for name, paths in chosen.items()]
+
+
+def _library(release: Path) -> str:
+    return str(packages.site_packages(release)[0].relative_to(release))
+
+
+def _faulty(first: IntegrityReport, second: IntegrityReport, again: list[_Again]) -> list[FileFinding]:
+    """Files of packages that were installed twice and came out as they were: the second time from the wheel with the planned hash, which uv had to
+    fetch and unpack anew. So that is what the wheel holds, whatever its RECORD says."""
+    before = {(one.path, one.expected, one.sha256) for one in first.changed}
+    names = {one.name for one in again if one.unpacked}
+    return [one for one in second.changed if one.package in names and one.sha256 and (one.path, one.expected, one.sha256) in before]
+
+
+def _tell_again(context: Context, again: list[_Again], faulty: list[FileFinding]) -> list[str]:
+    """Says what was found out about each package that was installed anew; gives the sentences about edits that had come back."""
     told = []
-    for name, paths in chosen.items():
-        cached = any(path in owner_in_cache for path in (f"{library}/{one}" for one in paths)) or name in unlike
-        told.append(_sentence(name, sorted(set(paths)), cached=cached))
-        context.finding("verify", "warning", told[-1], why="uv gives out what lies unpacked in its cache and never looks whether it is still what "
-                        "the wheel held. Where an environment's files are hard links into a cache, an edit in the one is an edit in the other")
+    for one in again:
+        wrong = [finding for finding in faulty if finding.package == one.name]
+        if wrong:
+            context.finding("verify", "note", f"The wheel of `{one.name}` has a wrong RECORD: {_counted_files(wrong)} not as it says",
+                            why="The same came out of the wheel with the planned hash, fetched and unpacked anew, so its publisher changed it after "
+                            "RECORD was written. That is how this package is, and no edit")
+        excused = {faulty_wheels.inside(finding.path) for finding in wrong}
+        if edits := [path for path in one.paths if path not in excused]:
+            told.append(_sentence(one.name, edits, cached=one.cached))
+            context.finding("verify", "warning", told[-1], why="uv gives out what lies unpacked in its cache and never looks whether it is still "
+                            "what the wheel held. Where an environment's files are hard links into a cache, an edit in the one is one in the other")
     return told
+
+
+def _counted_files(found: list[FileFinding]) -> str:
+    path = faulty_wheels.inside(found[0].path)
+    return f"`{path}` is" if len(found) == 1 else f"{len(found)} files (`{path}`, …) are"
 
 
 def _sentence(name: str, paths: list[str], *, cached: bool) -> str:
@@ -238,7 +284,7 @@ def _import_failure(context: Context, record: ServiceRecord, release: Path, modu
         commands.run([release / "bin" / "python", "-I", "-c", f"import {module}"], context=context, env=_environment(record, release), cwd=release,
                      timeout_s=IMPORT_S)
     except CommandFailed as error:
-        lines = [line for line in str(error.facts.get("tail", "")).splitlines() if line.strip()]
+        lines = _tail(error)
         return f"`import {module}` fails: {lines[-1] if lines else error.what}\n" + "\n".join(lines[-12:])
     except Timeout as error:
         if context.deadline is not None and time.monotonic() > context.deadline:
@@ -247,8 +293,16 @@ def _import_failure(context: Context, record: ServiceRecord, release: Path, modu
     return None
 
 
-def _told_version(context: Context, record: ServiceRecord, release: Path, plan: planning.Plan, wrong: list[str]) -> str | None:
-    """What `vllm --version` says; a version that is not the plan's goes to `wrong`."""
+def _tail(error: CommandFailed) -> list[str]:
+    """The last lines of what failed."""
+    return [line for line in str(error.facts.get("tail", "")).splitlines() if line.strip()]
+
+
+def _told_version(context: Context, record: ServiceRecord, release: Path, plan: planning.Plan, wrong: list[str], warnings: list[str]) -> str | None:
+    """What `vllm --version` says; a version that is not the plan's goes to `wrong`.
+
+    vLLM looks for its device even then. That it finds none is no fault of the release, but a service that has GPUs would not start either.
+    """
     planned = plan.planned(planning.MAIN)
     if planned is None:
         return None
@@ -259,7 +313,12 @@ def _told_version(context: Context, record: ServiceRecord, release: Path, plan: 
     try:
         done = commands.run([program, "--version"], context=context, env=_environment(record, release), cwd=release, timeout_s=IMPORT_S)
     except CommandFailed as error:
-        wrong.append(f"`vllm --version` fails: {error.what}\n{error.facts.get('tail', '')}")
+        lines = _tail(error)
+        told = "\n".join([f"`vllm --version` fails: {lines[-1] if lines else error.what}", *lines[-12:]])
+        if any(NO_DEVICE in line for line in lines):
+            told = "\n".join(["vLLM finds no GPU on this machine, so `vllm --version` does not answer", "There is none, or no driver, or one that "
+                              "does not fit its library (after an upgrade without a restart): `nvidia-smi` tells", *lines[-1:]])
+        (warnings if NO_DEVICE in told and not record.gpus else wrong).append(told)
         return None
     except Timeout as error:
         if context.deadline is not None and time.monotonic() > context.deadline:

@@ -52,16 +52,18 @@ def pristine(wheel: Path, inside: str, *, limit: int = 8 * 1024 * 1024) -> bytes
 
 
 def record_rows(wheel: Path) -> dict[str, str]:
-    """What the wheel's own RECORD says of the files that it puts into site-packages: path to hash ("sha256=..."), the RECORD itself left out."""
+    """What the wheel's own RECORD says of the files that it puts into site-packages: path to hash ("sha256=..."), the RECORD itself left out,
+    and what it lists without having it."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             name = next((name for name in archive.namelist() if name.endswith(".dist-info/RECORD") and name.count("/") == 1), None)
             if name is None:
                 raise OpsError(f"The wheel `{wheel}` has no RECORD")
             rows = list(csv.reader(io.StringIO(archive.read(name).decode("utf-8"), newline="")))
+            there = set(archive.namelist())
     except (OSError, zipfile.BadZipFile, UnicodeDecodeError, csv.Error, RuntimeError) as error:
         raise OpsError(f"The wheel `{wheel}` cannot be read", why=str(error)) from error
-    return {row[0]: row[1] for row in rows if len(row) > 1 and row[1] and ".data/" not in row[0]}
+    return {row[0]: row[1] for row in rows if len(row) > 1 and row[1] and row[0] in there and ".data/" not in row[0]}
 
 
 def sha256(wheel: Path) -> str:

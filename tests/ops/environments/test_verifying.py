@@ -13,7 +13,8 @@ from ops.environments import integrity, plan, releases
 from ops.jobs.errors import OpsError
 from ops.jobs.pipeline import Context
 from ops.records import Channel, ServiceRecord
-from tests.ops.environments.conftest import Events, library
+from tests.fakes.wheels import make_wheel
+from tests.ops.environments.conftest import Events, channel_of, library
 
 
 def cached(record: ServiceRecord, path: str) -> Path:
@@ -124,3 +125,28 @@ def test_a_file_that_nobody_can_account_for_does_not_pass(record: ServiceRecord,
     (library(release) / "stranger.pth").write_text("import os\n")
     with pytest.raises(OpsError, match=r"stranger\.pth"):
         releases.verify(job_context, record, release, made)
+
+
+NO_DEVICE = """\
+def main():
+    raise RuntimeError("Failed to infer device type, please set the environment variable `VLLM_LOGGING_LEVEL=DEBUG`")
+"""
+
+
+@pytest.mark.parametrize(("gpus", "passes"), [([], True), ([0, 1], False)])
+def test_a_vllm_that_finds_no_gpu_is_told_as_that_and_stops_a_service_that_has_some(record: ServiceRecord, tmp_path: Path, job_context: Context,
+                                                                                     events: Events, gpus: list[int], passes: bool):
+    make_wheel(tmp_path / "wheels", "vllm", "0.25.1+practice", files={"vllm/__init__.py": NO_DEVICE},
+               entry_points="[console_scripts]\nvllm = vllm:main\n")
+    record.gpus = gpus
+    channel = channel_of(tmp_path / "wheels")
+    made = plan.make(record, channel)
+    release = releases.build(job_context, record, channel, made)
+    words = "vLLM finds no GPU on this machine, so `vllm --version` does not answer"
+    if passes:
+        assert releases.verify(job_context, record, release, made).vllm_version is None
+        assert [(found["level"], found["title"]) for found in events.of("finding")] == [("warning", words)]
+    else:
+        with pytest.raises(OpsError, match=words) as caught:
+            releases.verify(job_context, record, release, made)
+        assert "nvidia-smi" in caught.value.why and "Failed to infer device type" in caught.value.why

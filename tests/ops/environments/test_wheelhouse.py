@@ -27,8 +27,9 @@ def test_files_of_purelib_lie_in_site_packages_like_the_rest(tmp_path: Path):
     wheel = tmp_path / "thing-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("thing-1.0.data/purelib/thing/__init__.py", "x = 1\n")
-        archive.writestr("thing-1.0.dist-info/RECORD",
-                         "thing-1.0.data/purelib/thing/__init__.py,sha256=abc,6\nthing-1.0.dist-info/METADATA,sha256=def,1\n")
+        archive.writestr("thing-1.0.dist-info/METADATA", "M")
+        archive.writestr("thing-1.0.dist-info/RECORD", "thing-1.0.data/purelib/thing/__init__.py,sha256=abc,6\n"
+                         "thing-1.0.dist-info/METADATA,sha256=def,1\nthing/listed_but_not_there.py,sha256=ghi,1\n")
     assert wheelhouse.pristine(wheel, "thing/__init__.py") == b"x = 1\n"
     assert wheelhouse.record_rows(wheel) == {"thing-1.0.dist-info/METADATA": "sha256=def"}
 
