@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ops.command_line.output import INTERRUPTED, WRONG_ARGUMENTS, WrongArguments, tell
+from ops.command_line.output import INTERRUPTED, WRONG_ARGUMENTS, WrongArguments, printable, tell
 from ops.command_line.targets import channel_options, service_option, target_options
 from ops.jobs.errors import OpsError
 
@@ -25,6 +25,7 @@ Command = Callable[[argparse.Namespace], int]
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. argparse ends the process with 2 for wrong arguments."""
     arguments = parser().parse_args(argv)
+    sys.stdout = printable(sys.stdout)
     try:
         code = int(arguments.command(arguments))
         sys.stdout.flush()

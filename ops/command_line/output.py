@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,9 +10,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from ops.jobs.errors import BadInput, OpsError
+from ops.jobs.redact import plain_text
 
 WRONG_ARGUMENTS = 2
 INTERRUPTED = 130
@@ -31,8 +33,30 @@ def from_arguments() -> Iterator[None]:
         raise WrongArguments(error.what, why=error.why, hint=error.hint, **error.facts) from error
 
 
+class PlainTerminal:
+    """A terminal that gets text only: names, versions and diffs come from environments and model folders, and none of them moves the cursor, changes
+    colours or turns the direction of reading. What goes into a file or a pipe is exact."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(plain_text(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def printable(stream: TextIO) -> TextIO:
+    """The stream, with what keeps a terminal whole; a file name that is no text does not end the command."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    return cast(TextIO, PlainTerminal(stream)) if stream.isatty() else stream
+
+
 def tell(error: OpsError, json_output: bool) -> None:
-    print(f"error: {error}", file=sys.stderr)
+    print(plain_text(f"error: {error}"), file=sys.stderr)
     if json_output:
         print_json({"error": error.as_dict()})
 

@@ -79,6 +79,13 @@ class _Place:
             return None
         return os.path.join(self.target, "bin", name)
 
+    def require_inside(self, folder: str) -> None:
+        """Raises OpsError where a link that was copied leads the folder (relative to the new environment) out of it: nothing is written there."""
+        real = os.path.realpath(os.path.join(self.target, folder))
+        if real != self.target and not real.startswith(self.target + os.sep):
+            raise OpsError(f"`{folder}` lies outside of the environment `{self.target}`", why=f"A link leads to `{real}`",
+                           hint="Choose the full clean redeploy")
+
     def rewrite(self, key: str, content: bytes) -> bytes:
         """The content for the new place."""
         folder, name = os.path.split(key)
@@ -141,8 +148,8 @@ def _split_script(content: bytes) -> tuple[str | None, bytes]:
 def copy(context: Context, source: Path, target: Path, names: Collection[str], *, names_of: ServiceRecord | None = None) -> Copied:
     """Copies the distributions `names` from the environment `source` into the new, empty environment `target`.
 
-    Raises OpsError for a file that is not as its RECORD says (nothing that was edited is taken over), for a distribution without a readable
-    RECORD, and for environments of two different Pythons. Raises OSError where the disk refuses.
+    Raises OpsError for a file that is not as its RECORD says (nothing that was edited is taken over), for one that a link leads out of the
+    environment, for a distribution without a readable RECORD, and for environments of two different Pythons. Raises OSError where the disk refuses.
     """
     installed = packages.read(source)
     place = _Place(source, target, names_of)
@@ -156,6 +163,7 @@ def copy(context: Context, source: Path, target: Path, names: Collection[str], *
     for distribution in wanted:
         _editable(distribution, place)
     for folder in sorted({os.path.dirname(key) for key in files}):
+        place.require_inside(folder)
         os.makedirs(os.path.join(place.target, folder), exist_ok=True)  # noqa: PTH103
     size = _copy_all(context, place, list(files.values()))
     for distribution, table in tables:
@@ -175,7 +183,7 @@ def _wanted(installed: EnvironmentPackages, name: str) -> Distribution:
 def _table(distribution: Distribution, place: _Place, files: dict[str, _File], faulty: faulty_wheels.Known) -> list[tuple[str, list[str]]]:
     """(key, row) of each line of its RECORD that is taken over; the files are added to `files`."""
     try:
-        rows = list(csv.reader(io.StringIO(distribution.record.read_bytes().decode("utf-8"), newline="")))
+        rows = integrity.record_lines(distribution)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise OpsError(f"The RECORD of `{distribution.name}` cannot be read, so its files cannot be copied", why=str(error),
                        hint="Choose the full clean redeploy") from error
@@ -195,7 +203,7 @@ def _table(distribution: Distribution, place: _Place, files: dict[str, _File], f
         if key == os.path.join(metadata, "RECORD"):
             continue
         told = row[1] if len(row) > 1 else ""
-        size = int(row[2]) if len(row) > 2 and row[2].isdecimal() else 0
+        size = int(row[2]) if len(row) > 2 and row[2].isdecimal() and len(row[2]) < 16 else 0
         one = files.setdefault(key, _File(key, distribution.name, size))
         if told:
             one.expected.append(told)
@@ -219,7 +227,12 @@ def _editable(distribution: Distribution, place: _Place) -> None:
     if not project.startswith(place.root + os.sep) or not os.path.isdir(project):
         return
     target = os.path.join(place.target, os.path.relpath(project, place.root))
-    shutil.copytree(project, target, symlinks=True, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    try:
+        # Only into a folder of its own: among what the new environment has already, a file could be written through one of its links
+        shutil.copytree(project, target, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    except (FileExistsError, shutil.Error) as error:
+        raise OpsError(f"The project of `{distribution.name}` cannot be copied from `{project}`", why=str(error)[:500],
+                       hint="Choose the full clean redeploy") from error
 
 
 def _copy_all(context: Context, place: _Place, files: list[_File]) -> int:
@@ -267,6 +280,10 @@ def _copy_file(file: _File, place: _Place, buffer: bytearray) -> int:
     except OSError as error:
         raise _changed(file, error.strerror or str(error)) from error
     try:
+        # What was opened, whatever the links on the way say by now. With a hash (uv can link files to its cache) its content is known beforehand.
+        opened = os.readlink(f"/proc/self/fd/{reader}")  # noqa: PTH115
+        if not file.expected and not opened.startswith(place.root + os.sep):
+            raise _changed(file, f"It lies outside of the environment: a link leads to `{opened[:200]}`")
         known = os.fstat(reader)
         if not stat.S_ISREG(known.st_mode):
             raise _changed(file, "It is no regular file")
@@ -365,15 +382,16 @@ def uninstall(installed: EnvironmentPackages, name: str) -> int:
               for path, _ in integrity.rows(other)}
     removed = 0
     folders: set[str] = set()
+    known: dict[str, bool] = {}
     try:
         for path, _ in integrity.rows(found):
             absolute = _absolute(library, path)
-            if not absolute.startswith(root + os.sep) or absolute in others:
+            if absolute in others or not _lies_in(root, absolute, known):
                 continue
             folder, base = os.path.split(absolute)
             compiled = Path(folder, "__pycache__").glob(f"{base.removesuffix('.py')}.*.pyc") if base.endswith(".py") else ()
             for one in (Path(absolute), *compiled):
-                if one.is_symlink() or one.is_file():
+                if _lies_in(root, str(one), known) and (one.is_symlink() or one.is_file()):
                     one.unlink()
                     removed += 1
             folders |= {folder, os.path.join(folder, "__pycache__")}
@@ -383,6 +401,15 @@ def uninstall(installed: EnvironmentPackages, name: str) -> int:
     except OSError as error:
         raise OpsError(f"`{name}` cannot be taken out of `{installed.path}`", why=error.strerror or str(error)) from error
     return removed
+
+
+def _lies_in(root: str, path: str, known: dict[str, bool]) -> bool:
+    """Whether the path's folder lies in the real folder `root` with all links followed. `known`: what was found out about folders before."""
+    folder = os.path.dirname(path)
+    if folder not in known:
+        real = os.path.realpath(folder)
+        known[folder] = "\0" not in path and (real == root or real.startswith(root + os.sep))
+    return known[folder]
 
 
 def _absolute(library: str, path: str) -> str:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ops.environments import building, copying, packages, releases
+from ops.environments import building, copying, integrity, packages, releases
 from ops.environments import plan as planning
 from ops.jobs import commands
 from ops.jobs.errors import BadInput, OpsError, Refused
@@ -70,7 +70,11 @@ def check_allowed(context: Context, record: ServiceRecord) -> Path:
     if target is None:
         raise BadInput(f"Service `{record.name}` names no environment to be changed in place")
     context.config.require_inside(target, context.config.environment_roots, "environment")
-    packages.site_packages(target)
+    for library in packages.site_packages(target):
+        if not Path(os.path.realpath(library)).is_relative_to(target):
+            raise OpsError(f"The packages of `{target}` lie elsewhere, in `{os.path.realpath(library)}`",
+                           why="A copy of the folder would not hold them, so there would be no way back",
+                           hint="Redeploy beside it: set `in_place` to false in the service's record")
     for path in sorted(context.paths.announced.glob("*.json")):
         other = _other(path)
         if other is None or other.name == record.name:
@@ -195,6 +199,7 @@ def install(context: Context, record: ServiceRecord, channel: Channel, plan: pla
     uv = building.uv_for(context, record)
     try:
         _take_out(root, extra)
+        _cut_links(context, root)
         lock = _lock(context, plan)
         if plan.mode == "restore":
             installed = packages.read(root)
@@ -224,6 +229,29 @@ def _take_out(root: Path, paths: list[str]) -> None:
             path.unlink()
             folders.add(str(path.parent))
     copying.remove_empty(folders, str(root))
+
+
+def _cut_links(context: Context, root: Path) -> None:
+    """Takes out links by which a listed file would lie outside: installers follow them, and would delete and write there. The copy has them still."""
+    known: dict[str, bool] = {}
+    installed = packages.read(root)
+    for distribution in [*installed.distributions.values(), *installed.duplicates]:
+        library = os.path.realpath(distribution.location.parent)
+        for name, _ in integrity.rows(distribution):
+            path = os.path.normpath(os.path.join(library, name))  # noqa: PTH118
+            if "\0" in name or not path.startswith(f"{root}{os.sep}"):
+                continue
+            folder = os.path.dirname(path)  # noqa: PTH120
+            if folder not in known:
+                known[folder] = Path(os.path.realpath(folder)).is_relative_to(root)
+            if known[folder] and not (os.path.islink(path) and os.path.isdir(path)):  # noqa: PTH112, PTH114
+                continue
+            for place in [*reversed(Path(path).parents), Path(path)]:
+                if root in place.parents and place.is_symlink() and place.is_dir() and not Path(os.path.realpath(place)).is_relative_to(root):
+                    context.log(f"Took out the link `{place}`, which leads to `{os.path.realpath(place)}`: an installer would have followed it")
+                    place.unlink()
+                    known.clear()
+                    break
 
 
 def _stray_bytecode(root: Path) -> list[str]:

@@ -22,12 +22,16 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from ops.jobs import redact
 from ops.jobs.errors import BadInput
 
 METADATA_LIMIT = 4 * 1024 * 1024  # bytes; the headers of the largest METADATA seen are under 50 kB, the rest is a README
 SMALL = 65536  # bytes; of INSTALLER, direct_url.json, pyvenv.cfg
 RECORD_LIMIT = 64 * 1024 * 1024  # bytes; torch's RECORD has 1.5 MB
 NOT_RECORDED = "not recorded"
+TEXT_LIMIT = 200  # characters of a name, a version, an installer
+REQUIREMENT_LIMIT, REQUIREMENTS_LIMIT = 2000, 5000  # characters of one, and how many of a package; with all its extras one has some 500
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\Z", re.ASCII)
 _LIBRARY = re.compile(r"python3\.\d+t?\Z")
 
 
@@ -293,13 +297,29 @@ def _metadata_folders(library: Path, problems: list[str]) -> Iterator[Path]:
 
 
 def _read_one(location: Path, problems: list[str]) -> Distribution | None:
-    stem, version_in_name = _name_and_version(location)
+    said: list[str] = []
+    try:
+        return _read_metadata(location, said)
+    finally:
+        problems += [_text(problem, 1000) for problem in said]
+
+
+def _text(text: str, most: int = TEXT_LIMIT) -> str:
+    """What a package says of itself, as every page, terminal and database can hold it: no control or direction characters, no half ones, not long."""
+    return redact.plain_text(text[:most].encode(errors="surrogateescape").decode(errors="replace") if not text.isascii() else text[:most])
+
+
+def _read_metadata(location: Path, problems: list[str]) -> Distribution | None:
+    stem, version_in_name = map(_text, _name_and_version(location))
     headers_file = location / ("METADATA" if location.suffix == ".dist-info" else "PKG-INFO")
     try:
         headers = HeaderParser().parsestr(content(headers_file, METADATA_LIMIT).decode(errors="replace").partition("\n\n")[0])
-        name, version = str(headers.get("Name") or stem), str(headers.get("Version") or version_in_name)
-        requires = [str(value) for value in headers.get_all("Requires-Dist") or []]
-        requires_python = str(headers["Requires-Python"]) if "Requires-Python" in headers else None
+        name, version = str(headers.get("Name") or stem), _text(str(headers.get("Version") or version_in_name))
+        requires = [_text(str(value), REQUIREMENT_LIMIT) for value in headers.get_all("Requires-Dist") or []][:REQUIREMENTS_LIMIT]
+        requires_python = _text(str(headers["Requires-Python"])) if "Requires-Python" in headers else None
+        if len(name) > TEXT_LIMIT or not _NAME.match(name):
+            problems.append(f"`{headers_file}` gives a name that is none: `{name[:80]}`")
+            name = stem
     except OSError as error:
         problems.append(f"`{headers_file}` cannot be read: {error.strerror or error}")
         name, version, requires, requires_python = stem, version_in_name, [], None
@@ -325,7 +345,7 @@ def _name_and_version(location: Path) -> tuple[str, str]:
 
 def _line(path: Path) -> str | None:
     try:
-        return content(path, 200).decode(errors="replace").strip() or None
+        return _text(content(path, TEXT_LIMIT).decode(errors="replace")).strip() or None
     except OSError:  # an optional file: not recorded
         return None
 
@@ -341,5 +361,5 @@ def _direct_url(path: Path, problems: list[str]) -> dict[str, Any] | None:
     if not isinstance(raw, dict):
         return None
     if isinstance(raw.get("url"), str):
-        raw["url"] = _without_password(raw["url"])  # it is shown
+        raw["url"] = _text(_without_password(raw["url"]), 4096)  # it is shown
     return raw

@@ -17,10 +17,11 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from ops.environments import packages, text_diff
 from ops.environments.integrity import FileFinding, IntegrityReport
@@ -110,10 +111,11 @@ def shown_differences(release: Path, found: list[FileFinding], *, wheels: Path |
             continue
         original = pristine.find(finding)
         try:
-            content = source.read_bytes() if source.is_file() and source.stat().st_size <= text_diff.COMPARED_BYTES else None
-        except OSError:  # gone, or not for us to read: the finding itself stays, without its lines
-            content = None
-        if content is None or (original is None and finding.change != "extra"):
+            with _open(release, finding.path) as reader:
+                content = reader.read(text_diff.COMPARED_BYTES + 1)
+        except OSError:  # gone, not for us to read, or behind a link: the finding itself stays, without its lines
+            continue
+        if len(content) > text_diff.COMPARED_BYTES or (original is None and finding.change != "extra"):
             continue
         diff = text_diff.unified(original[0] if original else None, content, finding.path)
         if not diff:
@@ -274,14 +276,26 @@ def _save(finding: FileFinding, release: Path, folder: Path, pristine: Pristine)
     copy = folder / "files" / finding.path
     entry: dict[str, Any] = {"path": finding.path, "package": finding.package, "change": finding.change, "original": str(source),
                              "note": finding.note}
+    if any(outer.is_symlink() for outer in copy.parents if folder in outer.parents):  # a link that was saved: never written through
+        return {**entry, "saved": False, "note": "it lies behind a link, which is saved itself"}
     copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if source.is_symlink():
-        copy.symlink_to(source.readlink())
-        return {**entry, "saved": True, "link": str(source.readlink())}
-    if not source.is_file():
-        return {**entry, "saved": False, "note": finding.note or "it is gone, or no regular file"}
-    digest, size = _copy(source, copy)
-    entry |= {"saved": True, "sha256": digest, "size_bytes": size, "mtime": source.stat().st_mtime, "pristine_sha256": None, "diff": None}
+        link = source.readlink()
+        if (saved := not os.path.lexists(copy)):  # else what RECORD lists below it has a folder there
+            copy.symlink_to(link)
+        return {**entry, "saved": saved, "link": str(link)}
+    try:
+        reader = _open(release, finding.path)
+    except _Elsewhere as error:  # nothing that we do to the environment touches it there
+        return {**entry, "saved": False, "note": str(error.strerror)}
+    except FileNotFoundError:
+        return {**entry, "saved": False, "note": finding.note or "it is gone"}
+    except _NoFile:
+        return {**entry, "saved": False, "note": finding.note or "it is no regular file"}
+    with reader:
+        mtime = os.fstat(reader.fileno()).st_mtime
+        digest, size = _copy(reader, copy)
+    entry |= {"saved": True, "sha256": digest, "size_bytes": size, "mtime": mtime, "pristine_sha256": None, "diff": None}
     try:
         original = pristine.find(finding)
     except OpsError as error:  # a damaged wheel: the copy is what counts
@@ -294,8 +308,14 @@ def _save(finding: FileFinding, release: Path, folder: Path, pristine: Pristine)
     if content is None or (diff := text_diff.unified(original[0] if original else None, content, finding.path)) is None:
         return {**entry, "note": entry["note"] or "it is no text, or too long to be compared"}
     path = folder / "diffs" / f"{finding.path}.diff"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with path.open("x", encoding="utf-8", newline="") as file:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        opened = path.open("x", encoding="utf-8", newline="")
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG):
+            raise
+        return {**entry, "note": entry["note"] or "its name leaves no room for a diff beside it"}
+    with opened as file:
         os.fchmod(file.fileno(), 0o600)
         file.write(diff)
         file.flush()
@@ -303,11 +323,35 @@ def _save(finding: FileFinding, release: Path, folder: Path, pristine: Pristine)
     return {**entry, "diff": f"diffs/{finding.path}.diff", "debris": _debris(diff, content, [])}
 
 
-def _copy(source: Path, target: Path) -> tuple[str, int]:
+class _Elsewhere(OSError):
+    """A link leads out of the environment."""
+
+
+class _NoFile(OSError):
+    """A pipe, a device, a folder."""
+
+
+def _open(release: Path, path: str) -> BinaryIO:
+    """A regular file of the environment. Raises OSError; never waits on a pipe, and gives nothing that lies outside of the environment."""
+    root = os.path.realpath(release)
+    descriptor = os.open(os.path.join(root, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)  # noqa: PTH118
+    try:
+        opened = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115  # what was opened, whatever the links on the way say by now
+        if not opened.startswith(root + os.sep):
+            raise _Elsewhere(errno.EXDEV, f"it lies outside of the environment: a link leads to `{opened[:200]}`")
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _NoFile(errno.EINVAL, "it is no regular file")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _copy(reader: BinaryIO, target: Path) -> tuple[str, int]:
     """Copies the content; gives its sha256 and size."""
     total = hashlib.sha256()
     size = 0
-    with source.open("rb") as reader, target.open("xb") as writer:
+    with target.open("xb") as writer:
         os.fchmod(writer.fileno(), 0o600)
         while block := reader.read(_BLOCK):
             total.update(block)

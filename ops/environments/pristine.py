@@ -106,8 +106,9 @@ class Pristine:
             wheel = folder / Path(known["file"]).name
             return wheel if wheel.is_file() and wheelhouse.sha256(wheel) == known.get("sha256") else None
         # no manifest: the wheel of that version, if there is exactly one
-        found = sorted(wheel for wheel in folder.glob(f"*-{self.versions.get(package, '')}-*.whl")
-                       if canonicalize_name(wheel.name.partition("-")[0]) == package)
+        version = self.versions.get(package, "")
+        found = sorted(wheel for wheel in folder.glob("*.whl") if wheel.name.split("-")[1:2] == [version]
+                       and canonicalize_name(wheel.name.partition("-")[0]) == package)
         return found[0] if len(found) == 1 else None
 
     def _is_of_manifest(self, package: str, wheel: Path) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import lzma
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,9 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from ops.jobs.errors import OpsError
 
+RECORD_LIMIT = 64 * 1024 * 1024  # bytes; torch's has 1.5 MB
+# RuntimeError: an encrypted entry; the last four: content that is not what its header says (UnicodeDecodeError is a ValueError)
+_DAMAGE = (OSError, zipfile.BadZipFile, RuntimeError, ValueError, EOFError, zlib.error, lzma.LZMAError)
 _DATA_FOLDERS = ("purelib", "platlib")  # below NAME.data, unpacked into site-packages like the rest
 
 
@@ -31,7 +36,7 @@ def contents(wheel: Path) -> WheelContents:
         with zipfile.ZipFile(wheel) as archive:
             entries = [entry for entry in archive.infolist() if not entry.is_dir()]
             return WheelContents(len(entries), sum(entry.file_size for entry in entries))
-    except (OSError, zipfile.BadZipFile) as error:
+    except _DAMAGE as error:
         raise OpsError(f"The wheel `{wheel}` cannot be read", why=str(error)) from error
 
 
@@ -46,7 +51,7 @@ def pristine(wheel: Path, inside: str, *, limit: int = 8 * 1024 * 1024) -> bytes
                     if archive.getinfo(name).file_size > limit:
                         return None
                     return archive.read(name)
-    except (OSError, zipfile.BadZipFile, RuntimeError) as error:  # RuntimeError: an encrypted entry
+    except _DAMAGE as error:
         raise OpsError(f"The wheel `{wheel}` cannot be read", why=str(error)) from error
     return None
 
@@ -59,9 +64,11 @@ def record_rows(wheel: Path) -> dict[str, str]:
             name = next((name for name in archive.namelist() if name.endswith(".dist-info/RECORD") and name.count("/") == 1), None)
             if name is None:
                 raise OpsError(f"The wheel `{wheel}` has no RECORD")
+            if archive.getinfo(name).file_size > RECORD_LIMIT:
+                raise OpsError(f"The RECORD of the wheel `{wheel}` is too large", why=f"At most {RECORD_LIMIT:,} bytes are read")
             rows = list(csv.reader(io.StringIO(archive.read(name).decode("utf-8"), newline="")))
             there = set(archive.namelist())
-    except (OSError, zipfile.BadZipFile, UnicodeDecodeError, csv.Error, RuntimeError) as error:
+    except (*_DAMAGE, csv.Error) as error:
         raise OpsError(f"The wheel `{wheel}` cannot be read", why=str(error)) from error
     return {row[0]: row[1] for row in rows if len(row) > 1 and row[1] and row[0] in there and ".data/" not in row[0]}
 
