@@ -94,7 +94,8 @@ def read(unit: str, *, unit_path: Sequence[Path | str] | None = None, systemctl:
     record = ServiceRecord(
         name=chosen, manager=manager, unit=found.name if manager == "systemd" else "", root=str(node.services / chosen), model_path=model,
         served_model_name=vllm_arguments.value(flags, "--served-model-name") or model, base_url=_base_url(flags, findings), flags=flags, env=env,
-        gpus=_gpus(flags, {**start, **server.env}, findings), environment=server.environment, in_place=in_place and bool(server.environment),
+        gpus=_gpus(flags, {**start, **server.env}, server.environment, findings), environment=server.environment,
+        in_place=in_place and bool(server.environment),
         env_files=files)
     before = _stored(node, chosen)
     if before is not None and _same_unit(before, found.name, manager):
@@ -108,6 +109,10 @@ def read(unit: str, *, unit_path: Sequence[Path | str] | None = None, systemctl:
     _look_at_limits(made, node)
     made.drop_in_path, made.drop_in = _drop_in(record, found, command, server)
     findings += [{"level": "note", "title": problem, "why": "", "fix": ""} for problem in dict.fromkeys(found.problems)]
+    secrets = {*redact.record_secrets(record.as_dict()), *redact.secret_values({**variables, **of_files}),
+               *redact.record_secrets({"flags": command.argv})}
+    for finding in findings:  # they are printed, and repeat what stands in the unit
+        finding |= {part: redact.log_text(finding[part], secrets) for part in ("title", "why", "fix")}
     findings.sort(key=lambda finding: _LEVELS.index(finding["level"]))
     record.check()
     return made
@@ -181,7 +186,7 @@ def _command(unit: Unit) -> unit_files.Command:
         raise BadInput(f"`{unit.name}` is of Type={kind}", why="A server that is adopted is the unit's main process itself",
                        hint="Use Type=simple or Type=exec, and start the server in the foreground")
     if len(commands) > 1:
-        raise BadInput(f"`{unit.name}` starts {len(commands)} commands", why="; ".join(" ".join(command.argv)[:80] for command in commands),
+        raise BadInput(f"`{unit.name}` starts {len(commands)} commands", why="; ".join(command.argv[0][:80] for command in commands),
                        hint="Put what runs before the server into ExecStartPre=")
     return commands[0]
 
@@ -197,14 +202,16 @@ def _variables(unit: Unit, findings: list[dict[str, str]]) -> tuple[dict[str, st
     files, values = [], {}
     for named in unit.environment_files():
         optional, pattern = named.startswith("-"), named.removeprefix("-")
-        matching = sorted(str(path) for path in Path("/").glob(pattern[1:])) if re.search(r"[*?[]", pattern) else [pattern]
+        plain = re.sub(r"\*+", "*", pattern)  # `**` is nothing special to systemd; here it would search the whole disk
+        matching = sorted(str(path) for path in Path("/").glob(plain[1:])) if re.search(r"[*?[]", pattern) else [pattern]
         for path in matching:
             files.append(f"-{path}" if optional else path)
             values.update(_file_values(path, optional, findings))
     dropped = [word for setting in unit.values("UnsetEnvironment") for word in unit_files.split_plain(unit.expand(setting.value))]
     for word in dropped:
         variables.pop(word.partition("=")[0], None)
-    if passed := [word for setting in unit.values("PassEnvironment") for word in setting.value.split()]:
+    if passed := [word for setting in unit.values("PassEnvironment") for word in setting.value.split()
+                  if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", word)]:
         _tell(findings, "note", f"{_listed(passed)} {'comes' if len(passed) == 1 else 'come'} from the manager's own environment",
               why="PassEnvironment= goes on working with the launcher")
     return variables, values, files
@@ -440,12 +447,26 @@ def _base_url(flags: list[str], findings: list[dict[str, str]]) -> str:
     return f"{scheme}://{here or (f'[{host}]' if ':' in host else host)}:{port}"
 
 
-def _gpus(flags: list[str], env: dict[str, str], findings: list[dict[str, str]]) -> list[int]:
-    """The GPUs that it uses, by index; [] where that cannot be said."""
+def _cpu_build(environment: str) -> str | None:
+    """The package that says that the environment is one without GPUs ("vllm 0.32.0+cpu"); None where none does."""
+    from ops.environments import packages
+
+    try:
+        versions = packages.read(environment).versions() if environment else {}
+    except BadInput:  # told where the environment is looked at
+        return None
+    return next((f"{name} {version}" for name in ("vllm", "torch") if (version := versions.get(name, "")).partition("+")[2].startswith("cpu")), None)
+
+
+def _gpus(flags: list[str], env: dict[str, str], environment: str, findings: list[dict[str, str]]) -> list[int]:
+    """The GPUs that it uses, by index; [] where it uses none, or that cannot be said."""
     count = 1
     for flag in ("--tensor-parallel-size", "--pipeline-parallel-size"):
         count *= vllm_arguments.number(flags, flag) or 1
     count *= vllm_arguments.number(flags, "--data-parallel-size-local") or vllm_arguments.number(flags, "--data-parallel-size") or 1
+    if (build := _cpu_build(environment)) is not None:
+        _tell(findings, "ok", "It uses no GPU", why=f"Its {build} is a build for the CPU")
+        return []
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         _tell(findings, "ok", f"It uses {count} GPU{'s' if count > 1 else ''}, the first of this host",
@@ -529,7 +550,7 @@ def _look_at_unit(made: Adoption, unit: Unit, command: unit_files.Command, serve
         _tell(findings, "warning", "The unit's files are newer than what systemd works with",
               fix="Run `systemctl daemon-reload` to make both the same")
     if server.prefix:
-        words = " ".join(server.prefix)
+        words = server.prefix[0] + (" …" if len(server.prefix) > 1 else "")  # its arguments stand in the drop-in
         if manager == "systemd":
             _tell(findings, "note", f"`{words}` stays in front of the launcher, in the drop-in", why="It is no part of the record")
         else:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ops.jobs import redact
 from ops.jobs.errors import BadInput
 from ops.services import simple_shell, unit_files
 
@@ -418,13 +419,19 @@ def _follow(text: str, server: Server, *, arguments: list[str], name: str, where
     server.env, server.cwd = outcome.env, outcome.cwd
     server.env_files += outcome.env_files
     for command in outcome.ran:
-        server.tell("warning", f"`{command[:120]}` runs before the server, and is not carried over", why=f"It stands in {where}",
+        server.tell("warning", f"`{_told(command)}` runs before the server, and is not carried over", why=f"It stands in {where}",
                     fix="If it is needed, put it into ExecStartPre= of the unit")
     for note in outcome.notes:
         server.tell("note", note[:1].upper() + note[1:], why=f"It stands in {where}")
     if outcome.activated and (not outcome.activated.startswith("/") or Path(outcome.activated, "conda-meta").is_dir()):
         _activate_conda(outcome.activated, server)
     return outcome.argv
+
+
+def _told(command: str) -> str:
+    """A command as it may be printed: its program, and short words; a longer one may be a secret, in whatever form this program takes it."""
+    first, *words = redact.hide_in_command(command.split(" "))
+    return " ".join([first[:120], *(word if re.fullmatch(r"-{0,2}\w{1,8}", word) else "…" for word in words[:6])])
 
 
 def _shebang(path: Path) -> list[str] | None:

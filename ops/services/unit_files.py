@@ -128,7 +128,7 @@ class Unit:
                 if sign and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
                     found[name] = value
                 else:
-                    self.problems.append(f"{setting.file}:{setting.line}: `{name[:60]}` is no assignment, systemd leaves it out")
+                    self.problems.append(f"{setting.file}:{setting.line}: a word of Environment= is no assignment, systemd leaves it out")
         return found
 
     def environment_files(self) -> list[str]:
@@ -140,7 +140,7 @@ class Unit:
             if path.startswith("/"):
                 found.append(("-" if optional else "") + os.path.normpath(path))
             else:
-                self.problems.append(f"{setting.file}:{setting.line}: EnvironmentFile={setting.value} is no absolute path, systemd leaves it out")
+                self.problems.append(f"{setting.file}:{setting.line}: EnvironmentFile= names no absolute path, systemd leaves it out")
         return found
 
     def account(self) -> pwd.struct_passwd | None:
@@ -349,7 +349,7 @@ def settings(text: str, file: Path, problems: list[str] | None = None) -> list[S
             continue
         key, sign, value = line.partition("=")
         if not sign or not section:
-            noted.append(f"{file}:{began}: `{line[:60]}` is no assignment in a section, systemd leaves it out")
+            noted.append(f"{file}:{began}: this line is no assignment in a section, systemd leaves it out")
             continue
         found.append(Setting(section, key.rstrip(BLANK), value.lstrip(BLANK), file, began))
     return found

@@ -67,7 +67,7 @@ def test_an_empty_assignment_drops_what_stood_before(tmp_path: Path) -> None:
 def test_environment_has_several_in_a_line_and_the_last_counts(tmp_path: Path) -> None:
     read = unit(tmp_path, '[Service]\nEnvironment="A=1 2" B=3 \'C=4 "5"\'\nEnvironment=B=6 D= 7=8\n')
     assert read.environment() == {"A": "1 2", "B": "6", "C": '4 "5"', "D": ""}
-    assert read.problems == [f"{tmp_path}/vllm.service:3: `7` is no assignment, systemd leaves it out"]
+    assert read.problems == [f"{tmp_path}/vllm.service:3: a word of Environment= is no assignment, systemd leaves it out"]
 
 
 def test_command_prefixes_and_a_name_of_its_own(tmp_path: Path) -> None:
