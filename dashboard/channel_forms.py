@@ -184,8 +184,8 @@ class ChannelForm(forms.Form):
 def values_of(record: dict[str, Any]) -> dict[str, Any]:
     """A channel's record as the values of its form's fields."""
     channel = records.Channel.from_dict(record)
-    values: dict[str, Any] = {name: getattr(channel, name) for name in ("index_url", "wheelhouse", "variant", "commit", "requirements", "prerelease",
-                                                                        "extra_index_urls", "index_strategy")}
+    values: dict[str, Any] = {name: getattr(channel, name) for name in ("index_url", "wheelhouse", "variant", "commit", "requirements", "without",
+                                                                        "prerelease", "extra_index_urls", "index_strategy")}
     values |= {field: channel.arguments.get(argument, "") for field, argument in ARGUMENTS.items()}
     values["flashinfer"] = channels.flashinfer_index(channel)
     if values["flashinfer"]:  # a switch of its own
@@ -206,6 +206,8 @@ def described(channel: Channel) -> dict[str, Any]:
         details.insert(0, f"commit {str(record['commit'])[:12]}")
     if record.get("index_strategy") == "unsafe-first-match":
         details.append("first match over the indexes")
+    if record.get("without"):
+        details.append(f"without {', '.join(record['without'])}")
     title, words = (made_from["title"], made_from["words"]) if made_from else (str(record.get("kind")), "")
     return {"channel": channel, "preset": title, "words": words, "from": [record["wheelhouse"]] if record.get("wheelhouse") else
             [place for place in places if place], "is_folder": bool(record.get("wheelhouse")), "details": details}

@@ -193,6 +193,7 @@ class Channel(Record):
     arguments: dict[str, str] = field(default_factory=dict)  # of CHANNEL_ARGUMENTS
     requirements: list[str] = field(default_factory=lambda: ["vllm"])  # what the channel installs, as PEP 508
     constraints: list[str] = field(default_factory=list)  # name==version, for what may come along
+    without: list[str] = field(default_factory=list)  # packages that are left out, although something says that it needs them
     variant: str = ""  # the build that must come out ("cu129", "cpu"); "": as installed today
     commit: str = ""  # kind "index", preset "commit": the full commit of vLLM
     prerelease: bool = True

@@ -133,6 +133,14 @@ def argument(name: str, value: str) -> str:
                    hint="Write it like cu129, cpu or auto" if name == "torch-backend" else "Write it like 2026-11-01 or 2026-11-01T12:00:00Z")
 
 
+def left_out(text: str) -> str:
+    """The normalized name of a package that is left out. Raises BadInput for anything but a name."""
+    parsed = Requirement(requirement(text))
+    if parsed.specifier or parsed.extras:
+        raise BadInput(f"`{_shown(text)}` is no name of a package", why="A package is left out in every version", hint="Write it like torchaudio")
+    return canonicalize_name(parsed.name)
+
+
 def variant(text: str) -> str:
     """A build, such as cu129, cpu or rocm6.4. Raises BadInput if it is none."""
     if not _VARIANT.match(text):
@@ -186,6 +194,10 @@ def check(channel: Channel) -> Channel:
     for text in channel.requirements:
         requirement(text)
     constraints(channel)
+    if len(channel.without) > LINES_LIMIT:
+        raise BadInput(f"Channel `{channel.name}` leaves too much out", why=f"At most {LINES_LIMIT:,} are taken")
+    if asked := sorted({left_out(text) for text in channel.without} & set(names(channel.requirements))):
+        raise BadInput(f"Channel `{channel.name}` installs `{asked[0]}`, and leaves it out", hint="Take it away from one of the two")
     if channel.variant:
         variant(channel.variant)
     if channel.preset == "commit" and not _COMMIT.match(channel.commit):
@@ -229,6 +241,7 @@ def source(channel: Channel) -> dict[str, Any]:
         "kind": channel.kind, "preset": channel.preset, "wheelhouse": channel.wheelhouse,
         "indexes": [address for address in (*channel.extra_index_urls, channel.index_url) if address], "strategy": channel.index_strategy,
         "arguments": dict(sorted(channel.arguments.items())), "prerelease": channel.prerelease, "variant": channel.variant, "commit": channel.commit,
+        **({"without": sorted({left_out(text) for text in channel.without})} if channel.without else {}),
     }
 
 
@@ -369,6 +382,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "index_url": lambda text: text if text == PUBLIC_INDEX else index_url(text),
     "extra_index_urls": lambda lines: [index_url(line) for line in lines],
     "requirements": lambda lines: [requirement(line) for line in lines],
+    "without": lambda lines: [left_out(line) for line in lines],
     "wheelhouse": folder, "variant": variant, "commit": _commit, "recipe": _recipe,
     "torch_backend": lambda text: argument("torch-backend", text), "exclude_newer": lambda text: argument("exclude-newer", text),
 }
@@ -406,6 +420,8 @@ def _fields(preset: str, values: Mapping[str, Any]) -> dict[str, Any]:
     }
     if values.get("requirements"):
         fields["requirements"] = list(values["requirements"])
+    if values.get("without"):
+        fields["without"] = list(values["without"])
     if preset == "stable":
         fields |= {"requirements": serving_requirements(), "constraints": serving_constraints()}
     if preset == "recipe":

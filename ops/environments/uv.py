@@ -209,11 +209,11 @@ class Uv:
             asked.write_text("".join(f"{requirement(text)}\n" for text in requirements))
             limits = [f"{one.name}=={one.version}" for one in channels.constraints(channel)]
             named = {}
-            for count, texts in enumerate((limits, pins)):
+            for count, (option, texts) in enumerate((("--constraints", limits), ("--constraints", pins), ("--overrides", without))):
                 if texts:
                     file = Path(folder, f"limits-{count}.txt")
                     file.write_text("".join(f"{text}\n" for text in texts))
-                    named[str(file)] = "--constraints"
+                    named[str(file)] = option
             self._run(["pip", "compile", "--no-build", "--no-header", "--no-python-downloads", "--python", python,
                        "--prerelease", "allow" if channel.prerelease else "if-necessary", *there,
                        *(["--offline"] if from_cache and "--offline" not in there else []), *options,
@@ -229,6 +229,7 @@ class Uv:
         uv prints it although it also writes the file."""
         argv = [uv_package.find_uv_bin(), "--no-config", "--no-progress", "--color", "never", "--cache-dir", str(self.cache), *arguments]
         if "SSL_CERT_FILE" in os.environ or "SSL_CERT_DIR" in os.environ:
+            without = [f'{channels.left_out(name)}; sys_platform == "never"' for name in channel.without]
             argv.insert(1, "--system-certs")
         self.cache.mkdir(parents=True, exist_ok=True)
         lines: list[str] = []

@@ -81,6 +81,17 @@ def test_a_wheelhouse_takes_no_network(tmp_path: Path):
         assert caught.value.facts["field"] == field
 
 
+def test_what_a_channel_leaves_out_is_a_name_that_it_does_not_install():
+    made = channels.make("wheelhouse", name="cpu", wheelhouse="/srv/wheels", without="Torch_Vision\ntorchaudio")
+    assert made.without == ["torch-vision", "torchaudio"] and channels.source(made)["without"] == made.without
+    assert "without" not in channels.source(index_channel())
+    for text in ("torchvision>=1", "torch[cuda]", "a b", "--requirement", "x @ https://b/"):
+        with pytest.raises(BadInput):
+            channels.check(index_channel(without=[text]))
+    with pytest.raises(BadInput, match="installs `vllm`, and leaves it out"):
+        channels.check(index_channel(without=["VLLM"]))
+
+
 def test_arguments_reach_uv_in_their_own_form():
     made = channels.make("index", name="o", torch_backend="cu129", exclude_newer="2026-11-01T12:00:00Z")
     assert uv.source(made)[-4:] == ["--exclude-newer", "2026-11-01T12:00:00Z", "--torch-backend", "cu129"]

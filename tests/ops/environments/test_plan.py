@@ -48,6 +48,18 @@ def test_plan_completes_the_cubin_in_the_version_that_came_out(record: ServiceRe
     assert not made.stops and "goes with `flashinfer-python` to 0.6.4" in titles(made, "note")
 
 
+def test_a_package_that_the_channel_leaves_out_is_not_planned_although_something_needs_it(record: ServiceRecord, tmp_path: Path):
+    make_wheel(tmp_path / "wheels", "vllm", "1.0+practice", requires=["torch>=2", "torchvision"])
+    make_wheel(tmp_path / "wheels", "torch", "2.10.0+practice", requires=["triton==3"])
+    channel = channel_of(tmp_path / "wheels")
+    with pytest.raises(plan.NoSolution):
+        plan.make(record, channel)
+    with_all = dataclasses.replace(channel, without=["torchvision", "triton"])
+    made = plan.make(record, with_all)
+    assert [package["name"] for package in made.locked] == ["torch", "vllm"] and made.source["without"] == ["torchvision", "triton"]
+    assert plan.differences(made, plan.make(record, dataclasses.replace(with_all, without=["torchvision", "triton", "unknown"])))
+
+
 def test_every_package_has_file_hash_and_size(record: ServiceRecord, channel: Channel, wheels: Path):
     for package in plan.make(record, channel).locked:
         assert (wheels / package["file"]).stat().st_size == package["size_bytes"]

@@ -256,6 +256,12 @@ def test_its_gpus(flags: str, visible: str | None, gpus: list[int], warned: int,
     assert made.record.gpus == gpus and len(titles(made, "warning")) == warned
 
 
+def test_a_build_for_the_cpu_uses_no_gpu(host: Host, short_path: Path) -> None:
+    made = host.read(f"{make_environment(short_path / 'cpu', '0.32.0+cpu')}/bin/vllm serve MODEL --tensor-parallel-size 2")
+    assert made.record.gpus == []
+    assert ("It uses no GPU", "Its vllm 0.32.0+cpu is a build for the CPU") in [(found["title"], found["why"]) for found in made.findings]
+
+
 def test_relative_files_are_made_absolute(host: Host) -> None:
     (host.root / "tool.jinja").touch()
     made = host.read(f"[Service]\nUser={os.getuid()}\nWorkingDirectory=ROOT\n"
