@@ -74,6 +74,7 @@ def packages(service: Service) -> dict[str, Any]:
             "python": text(said.get("python")), "release": text(said.get("release")), "at": as_datetime(said.get("at")), "problems": _problems(said),
             "bytes": sum(size for size in sizes if size is not None) if any(size is not None for size in sizes) else None,
             "bytes_whole": all(size is not None for size in sizes), "kernels": kernels(said.get("kernels")),
+            "all_requested": bool(rows) and counts["requested"] == len(rows),
             "stops": sum(1 for finding in found if finding["level"] == "stop"), "warnings": sum(1 for f in found if f["level"] == "warning")}
 
 
@@ -207,7 +208,7 @@ def wheel_hashes(service: Service) -> dict[tuple[str, str], str]:
 def releases(service: Service) -> list[dict[str, Any]]:
     """Releases that the node keeps, newest first, with what this console measured on each; before the first announcement, those it built."""
     measured = _measured(service)
-    live = text(told(service.status).get("release")) or text(told(service.packages).get("release"))
+    live = live_release(service)
     rows: list[dict[str, Any]] = []
     for item in listed(service.releases):
         name = text(item.get("name"))
@@ -277,6 +278,18 @@ def what_differs(service: Service, release: str) -> dict[str, Any]:
     return {"known": True, "rows": rows}
 
 
+def edited_in(service: Service, release: str) -> list[str]:
+    """Files of a kept release that were edited by hand, as the last job that looked at it found them; they come back with a roll back to it."""
+    for job in Job.objects.filter(service=service, type__in=("plan", "integrity", *BUILDS))[:LOOKED_BACK]:
+        said = told(job.result)
+        made, report = told(said.get("plan")), told(said.get("integrity"))
+        if job.type == "integrity" and text(report.get("release")) == release:
+            return [text(file.get("path")) for change in ("changed", "missing", "extra") for file in listed(report.get(change))]
+        if job.type != "integrity" and text(made.get("current")) == release and "patched_files" in made:
+            return [text(file.get("path")) for file in listed(made["patched_files"])]
+    return []
+
+
 def start_estimate(service: Service) -> Usual:
     """What starts of this service took, whatever began them: a roll back's downtime is that of a start."""
     return usual(Job.objects.filter(service=service, state__in=(JobState.SUCCEEDED, JobState.PARTIAL), type__in=(*STARTS, "warmup"))
@@ -297,8 +310,32 @@ def integrity_report(job: Job) -> dict[str, Any] | None:
     return event.data if event else told(told(job.result).get("integrity")) or None
 
 
+def live_release(service: Service) -> str:
+    """Name of the release that the service runs; "" where nobody has told it."""
+    return text(told(service.status).get("release")) or text(told(service.packages).get("release"))
+
+
+def of_another_release(service: Service, report: dict[str, Any]) -> str:
+    """The release that a check looked at, where that is not the one in use now; else ""."""
+    checked, live = text(report.get("release")), live_release(service)
+    return checked if checked and live and checked != live else ""
+
+
+def agent_look(service: Service) -> dict[str, Any] | None:
+    """What the node's agent found when it last held the files of the release in use against RECORD, without their lines: `{"files" (path,
+    package, change; debug code is not known here), "count", "counts", "at"}`; None: it has not looked yet."""
+    said = told(told(service.packages).get("patched"))
+    if not said:
+        return None
+    files = [{"path": text(file.get("path")), "package": text(file.get("package")), "change": text(file.get("change")) or "changed"}
+             for file in listed(said.get("files")) if text(file.get("path"))]
+    count = whole(said.get("count"))
+    return {"files": files, "count": max(len(files), count or 0), "at": as_datetime(said.get("checked_at")),
+            "counts": {change: sum(1 for file in files if file["change"] == change) for change in ("changed", "missing", "extra")}}
+
+
 def edited_files(job: Job, report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Files of a report that differ, changed ones first, each with its lines where anybody has them.
+    """Files of a report that differ, debug code in a hot path first, then changed ones, each with its lines where anybody has them.
 
     `newer`: changed after the service's process began, so what runs is another content. `shown`: `diffs.rows`; None where there is no difference
     to show; `why_not` says why.
@@ -315,7 +352,7 @@ def edited_files(job: Job, report: dict[str, Any]) -> list[dict[str, Any]]:
                 continue
             other = known.get((path, text(file.get("sha256")))) or {}
             lines = file.get("diff") or other.get("diff")
-            debris = file.get("debris") or other.get("debris") or _look(lines)
+            debris = file.get("debris") or other.get("debris") or look_for_debris(lines)
             shown = diffs.rows(lines, path, debris) if isinstance(lines, str) and lines else None
             mtime = file.get("mtime")
             moment = as_datetime(mtime) if isinstance(mtime, int | float) and not isinstance(mtime, bool) and 0 < mtime < 32_503_680_000 else None
@@ -331,7 +368,7 @@ def edited_files(job: Job, report: dict[str, Any]) -> list[dict[str, Any]]:
                 "shelf": other.get("shelf"), "why_not": "" if shown else _why_not(file, change)})
             if shown and rows[-1]["added"] is None:
                 rows[-1]["added"], rows[-1]["removed"] = shown["added"], shown["removed"]
-    return rows
+    return sorted(rows, key=lambda row: not row["debris"])
 
 
 def _why_not(file: dict[str, Any], change: str) -> str:
@@ -342,7 +379,7 @@ def _why_not(file: dict[str, Any], change: str) -> str:
         change, "Its lines are not known here: it is no text, too long, or the wheel that it came from is not at hand.")
 
 
-def _look(lines: Any) -> list[dict[str, Any]]:
+def look_for_debris(lines: Any) -> list[dict[str, Any]]:
     """Known debris among the added lines of a difference."""
     if not isinstance(lines, str) or not lines:
         return []
@@ -411,7 +448,7 @@ def ways(service: Service, *, planned: Sequence[dict[str, Any]] | None = None) -
 
 
 def _planned_ways(service: Service) -> list[dict[str, Any]]:
-    live = text(told(service.status).get("release")) or text(told(service.packages).get("release"))
+    live = live_release(service)
     for job in Job.objects.filter(service=service, type="plan", state=JobState.SUCCEEDED)[:LOOKED_BACK]:
         made = told(told(job.result).get("plan"))
         if text(made.get("current")) == live and listed(made.get("ways")):
@@ -440,6 +477,8 @@ def saves(service: Service) -> list[dict[str, Any]]:
                                                  "files": []})
         shown = _counts(patch)
         group["files"].append({"patch": patch, "debris": diffs.debris_words(patch.debris), **shown})
+    for group in groups.values():
+        group["files"].sort(key=lambda file: (not file["debris"], file["patch"].path))
     return list(groups.values())
 
 

@@ -104,16 +104,6 @@ def whole_bar(kind: str) -> SafeString:
 
 
 @register.simple_tag
-def diff(text: Any) -> SafeString:
-    """A unified diff, line by line."""
-    def tone(line: str) -> str:
-        return "at" if line.startswith(("@@", "---", "+++")) else "add" if line.startswith("+") else "del" if line.startswith("-") else ""
-
-    lines = str(text or "").splitlines()
-    return format_html('<ul class="diff">{}</ul>', format_html_join("", '<li class="{}">{}</li>', ((tone(line), line or " ") for line in lines)))
-
-
-@register.simple_tag
 def memory_bar(gpu: dict[str, Any]) -> SafeString:
     """The meter of one GPU's memory (views/fleet.py `gpu_row`), in GiB."""
     used, total = gpu.get("used"), gpu.get("total")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.paginator import Paginator
@@ -62,14 +63,24 @@ def environment_lock(request: HttpRequest, node: str, name: str) -> HttpResponse
 
 @require_safe
 def service_integrity(request: HttpRequest, node: str, name: str) -> HttpResponse:
-    """The last finished integrity check of a service, or what one would tell."""
+    """The last finished check of the release in use; before there is one, what the node's agent found, or what a check would tell."""
     found = find_service(node, name)
-    for job in environment_story.integrity_jobs(found):
-        if environment_story.integrity_report(job):
+    checks = environment_story.integrity_jobs(found)
+    look = environment_story.agent_look(found)
+    for job in checks:
+        report = environment_story.integrity_report(job)
+        if report and not (look and environment_story.of_another_release(found, report)):
             return render(request, "environments/integrity.html", integrity_context(job))
-    running = next((job for job in environment_story.integrity_jobs(found) if not job.is_final), None)
-    return render(request, "environments/integrity.html", {"service": found, "card": service_card(found), "job": None, "running": running,
-                                                           "report": None, "reading": tab_counts(found), "tab": "integrity"})
+    return render(request, "environments/integrity.html", {
+        "service": found, "card": service_card(found), "job": None, "running": next((job for job in checks if not job.is_final), None),
+        "look": look, "ways": environment_story.ways(found) if look and look["files"] else [], "channels": channels_for(found),
+        "came_back": environment_story.came_back(found), "earlier": _listed(checks), "reading": tab_counts(found), "tab": "integrity"})
+
+
+def _listed(checks: Sequence[Job], but: Job | None = None) -> list[dict[str, Any]]:
+    """Finished checks for the table of them, each with its line and the release it looked at."""
+    return [{"job": other, "line": job_story.result_line(other), "release": (environment_story.integrity_report(other) or {}).get("release")}
+            for other in checks if other.is_final and (but is None or other.pk != but.pk)][:6]
 
 
 @require_safe
@@ -95,15 +106,25 @@ def integrity_context(job: Job) -> dict[str, Any]:
     more = environment_story.told(report.get("more"))
     left_out = sum(environment_story.whole(more.get(change)) or 0 for change in counts)
     latest = Job.objects.filter(service=service, type="integrity", state__in=job_story.DONE_STATES).first()
-    earlier = [other for other in environment_story.integrity_jobs(service) if other.pk != job.pk and other.is_final][:6]
+    elsewhere = environment_story.of_another_release(service, report)
+    look = environment_story.agent_look(service)
     return {"service": service, "card": service_card(service), "job": job, "report": report, "files": files, "counts": counts, "left_out": left_out,
             "clean": not files and not report.get("problems"), "problems": [str(p) for p in report.get("problems") or []][:50],
             "newer": sum(1 for file in files if file["newer"]), "hot": sum(1 for file in files if file["debris"]),
             "came_back": environment_story.came_back(service, number=job.number), "latest": latest,
             "is_latest": latest is None or latest.pk == job.pk,
-            "ways": environment_story.ways(service) if counts["changed"] or counts["missing"] or counts["extra"] else [],
-            "channels": channels_for(service), "earlier": [{"job": other, "line": job_story.result_line(other)} for other in earlier],
+            "ways": environment_story.ways(service) if any(counts.values()) and not elsewhere else [], "elsewhere": elsewhere,
+            "since": look if look and not elsewhere and _differs_since(job, files, left_out, look) else None,
+            "channels": channels_for(service), "earlier": _listed(environment_story.integrity_jobs(service), but=job),
             "reading": tab_counts(service), "tab": "integrity", "distributions": report.get("distributions"), "checked": report.get("files")}
+
+
+def _differs_since(job: Job, files: Sequence[dict[str, Any]], left_out: int, look: dict[str, Any]) -> bool:
+    """Whether the agent has looked again after this check, and found other files."""
+    if look["at"] is None or job.finished_at is None or look["at"] <= job.finished_at:
+        return False
+    paths = [{file["path"] for file in rows} for rows in (look["files"], files)]
+    return bool(look["count"] != len(files) + left_out or (not left_out and paths[0] != paths[1]))
 
 
 @require_safe

@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from dashboard import dispatch, environment_story, job_story
+from dashboard import diffs, dispatch, environment_story, job_story
 from dashboard.forms import MODES, RedeployForm, channels_for, preset_choices
 from dashboard.models import Job
 from dashboard.views import problems, signed_in
@@ -63,7 +63,8 @@ def plan_context(found: Job) -> dict[str, Any]:
         "rollback": environment_story.told(made.get("rollback")),
         "ways": _ways(found, made), "restored": [str(name) for name in made.get("restore") or []] if isinstance(made.get("restore"), list) else [],
         "download": _download(made, changed),
-        "patched": [_patched(f) for f in made.get("patched_files") or []], "guards": made.get("guards") or [],
+        "patched": sorted((_patched(f) for f in made.get("patched_files") or []), key=lambda file: not file["debris"]),
+        "guards": made.get("guards") or [],
         "guards_hold": sum(1 for g in made.get("guards") or [] if g.get("holds")),
         "same_versions": not changed, "stale": made_long_ago(found),
         "copy_list": "\n".join(f"{p['name']} {p.get('old') or 'absent'} -> {p.get('new') or 'removed'}" for p in changed),
@@ -91,9 +92,12 @@ def _ways(found: Job, made: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _patched(file: dict[str, Any]) -> dict[str, Any]:
-    """A patched file with the lines of its difference after the two that name it, and how many are not shown."""
-    lines = str(file.get("diff") or "").splitlines()
-    return {**file, "diff": "\n".join(lines[2:]), "more": max(0, (file.get("diff_lines") or 0) - len(lines)) if lines else 0}
+    """A patched file with the rows of its difference, what in it is known debug code, and how many lines are not shown."""
+    diff = str(file.get("diff") or "")
+    debris = file.get("debris") or environment_story.look_for_debris(diff)
+    shown = diffs.rows(diff, str(file.get("path") or ""), debris) if diff else None
+    cut = max(0, (file.get("diff_lines") or 0) - len(diff.splitlines())) if diff else 0
+    return {**file, "shown": shown, "debris": diffs.debris_words(debris), "more": cut + (shown["more"] if shown else 0)}
 
 
 def made_long_ago(found: Job) -> bool:

@@ -13,12 +13,12 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from dashboard import charts, dispatch, environment_story, permissions
 from dashboard.estimates import usual
 from dashboard.forms import ACTIONS, FORGET_AT_ONCE, ActionForm, PlanForm, channels_for, preset_choices
-from dashboard.models import BenchmarkRun, Job, JobEvent, Service, ShelvedPatch
+from dashboard.models import BenchmarkRun, Job, Service, ShelvedPatch
 from dashboard.views import problems, signed_in
 from dashboard.views.environments import tab_counts
 from dashboard.views.fleet import job_rows, service_card
 from ops.jobs.errors import BadInput
-from ops.jobs.events import EventType, JobState
+from ops.jobs.events import JobState
 
 RUNS, WARMUPS, JOBS = 40, 8, 10
 
@@ -45,14 +45,13 @@ def service(request: HttpRequest, node: str, name: str) -> HttpResponse:
     found = _service(node, name)
     card = service_card(found)
     runs = list(BenchmarkRun.objects.filter(service=found, state="done").select_related("job").prefetch_related("levels")[:RUNS])
-    warmed = [job for job in Job.objects.filter(service=found, type__in=("redeploy", "restart", "warmup", "practice-reset"))[:WARMUPS * 3]
+    warmed = [job for job in Job.objects.filter(service=found, type__in=(*environment_story.STARTS, "warmup"))[:WARMUPS * 3]
               if (job.result or {}).get("warmup", {}).get("total_s") is not None][:WARMUPS][::-1]
-    known = usual(Job.objects.filter(service=found, state__in=(JobState.SUCCEEDED, JobState.PARTIAL),
-                                     type__in=("redeploy", "restart", "warmup")).prefetch_related("steps")[:16], downtime_of=("redeploy", "restart"))
     jobs = list(Job.objects.filter(service=found).select_related("service", "node", "by").prefetch_related("steps")[:JOBS])
     history = charts.throughput_history([(run, list(run.levels.all())) for run in runs], target=card["record"].get("target_tok_s") or [])
     return render(request, "services/service.html", {
-        "service": found, "card": card, "rows": job_rows(jobs), "channels": channels_for(found), "known": known, "runs": runs,
+        "service": found, "card": card, "rows": job_rows(jobs), "channels": channels_for(found), "known": environment_story.start_estimate(found),
+        "runs": runs,
         "history": history, "warmups": charts.warmup_history([(job, job.result["warmup"]) for job in warmed], practice=found.practice),
         "last_good": _last_good(found), "changed": _changed(found, card), "words": environment_story.changed_words(found),
         "releases": environment_story.releases(found), "integrity": _integrity(found), "reading": tab_counts(found), "tab": "service",
@@ -85,8 +84,10 @@ def _integrity(found: Service) -> dict[str, Any] | None:
     job = Job.objects.filter(service=found, type="integrity", state=JobState.SUCCEEDED).first()
     if job is None:
         return None
-    event = JobEvent.objects.filter(job=job, type=EventType.INTEGRITY).order_by("-seq").first()
-    return {"job": job, "report": event.data if event else None}
+    report = environment_story.integrity_report(job)
+    if report is None or environment_story.of_another_release(found, report):
+        return None  # it says nothing of the release in use
+    return {"job": job, "report": report}
 
 
 def can_apply(guard: dict[str, Any]) -> bool:
@@ -137,7 +138,8 @@ def _asked(request: HttpRequest, found: Service, card: dict[str, Any], action: s
         if release is None:
             raise Http404("The service keeps no such release")
         return {"release": release, "in_place": card["record"].get("in_place") is True,
-                "differs": environment_story.what_differs(found, release["name"]) if action == "rollback" else None}
+                "differs": environment_story.what_differs(found, release["name"]) if action == "rollback" else None,
+                "edited": environment_story.edited_in(found, release["name"]) if action == "rollback" else []}
     if action == "guards-apply":
         failing = [{**guard, "number": n, "can": can_apply(guard)} for n, guard in enumerate(_guards_in_order(card)) if not guard.get("holds")]
         return {"failing": failing, "applicable": [guard for guard in failing if guard["can"]], "back": reverse("service", args=[

@@ -4,6 +4,7 @@ import { setText, written } from "./clock.js";
 import { icon } from "./bars.js";
 import "./dialogs.js";
 import "./copy.js";
+import "./tables.js";
 
 const status = document.querySelector("[data-live-state]");
 function show({ state, since }) {

@@ -306,7 +306,7 @@ class Story:
         changed = [] if clean else [{**file, "mtime": now - 300 if n == 0 else now - 90000} for n, file in enumerate(PATCHED)]
         site = "lib/python3.12/site-packages"
         self.say(job, EventType.INTEGRITY, path="/srv", distributions=58, files=18412, bytes=8_300_000_000, unhashed=14, clean=clean, digest="x",
-                 changed=changed, more={},
+                 changed=changed, more={}, release=(self.the_service.status or {}).get("release"),
                  missing=[] if clean else [{"package": "numba", "path": f"{site}/numba/core/typing/asnumbatype.py", "change": "missing",
                                             "sha256": None, "size_bytes": None, "note": "", "mtime": None}],
                  extra=[] if clean else [{"package": "", "path": f"{site}/zz_debug.pth", "change": "extra", "sha256": "9" * 64, "size_bytes": 41,

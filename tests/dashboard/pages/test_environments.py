@@ -214,12 +214,40 @@ def test_an_edit_that_came_back_through_a_cache_is_told_in_one_sentence(visitor:
 
 
 def test_the_integrity_page_without_a_check_teaches_and_says_that_one_runs(visitor: Client, story: factory.Story) -> None:
+    Service.objects.update(packages={})
     assert "No file has been checked yet" in text(visitor.get(f"{SERVICE}integrity/"))
     job = story.job("integrity", steps=(("integrity", "Integrity", False),))
     story.step(job, "integrity", end=False)
     story.tell(job)
     assert "A check is under way" in text(visitor.get(f"{SERVICE}integrity/"))
     assert visitor.get(f"/jobs/{job.number}/integrity/").url == f"/jobs/{job.number}/"
+
+
+def test_before_a_check_the_integrity_page_has_what_the_agent_found_and_both_ways(visitor: Client, story: factory.Story) -> None:
+    seen = text(visitor.get(f"{SERVICE}integrity/"))
+    assert "4 files differ from what was installed" in seen and "vllm/model_executor/models/deepseek_v2.py" in seen
+    assert "Plan to restore just the changed files" in seen and "No file has been checked yet" not in seen
+
+
+def test_a_check_of_another_release_is_not_told_of_the_one_in_use(visitor: Client, story: factory.Story) -> None:
+    job = story.checked()
+    story.service(release=factory.NEW, patched=False)
+    seen = text(visitor.get(f"{SERVICE}integrity/"))
+    assert "Every file is as it was shipped" in seen and f"check #{job.number}" in seen
+    assert "4 files differ" not in seen and "Plan to restore" not in seen
+    assert f"Check #{job.number}" not in text(visitor.get(SERVICE))
+    itself = text(visitor.get(f"/jobs/{job.number}/integrity/"))
+    assert "This check looked at release" in itself and "Plan to restore" not in itself
+
+
+def test_what_the_agent_found_after_a_check_is_told_beside_it(visitor: Client, story: factory.Story) -> None:
+    story.checked(clean=True)
+    service = Service.objects.get()
+    service.packages["patched"]["checked_at"] = time.time() + 5
+    service.save()
+    seen = text(visitor.get(f"{SERVICE}integrity/"))
+    assert "Since this check the agent has looked again" in seen and "4 files differ now" in seen
+    assert "Every file is as it was shipped" not in seen
 
 
 def test_an_older_check_leads_to_the_newest(visitor: Client, story: factory.Story) -> None:
@@ -324,6 +352,15 @@ def test_releases_are_what_the_node_keeps_with_what_was_measured(visitor: Client
     assert "was there before Roundhouse" in seen
 
 
+def test_rolling_back_to_a_release_with_edits_says_that_they_come_back(visitor: Client, story: factory.Story) -> None:
+    plan = story.plan_job()
+    edited = (plan.result or {})["plan"]["current"]
+    story.service(release=said.NEW, patched=False)
+    asked = text(visitor.get(f"{SERVICE}run/rollback/?release={edited}"))
+    assert "4 files of it were edited by hand" in asked and "vllm/model_executor/models/deepseek_v2.py" in asked
+    assert "edited by hand" not in text(visitor.get(f"{SERVICE}run/rollback/?release={said.NEW}"))
+
+
 def test_rolling_back_says_from_where_to_where_what_differs_and_how_long_it_is_down(visitor: Client, story: factory.Story) -> None:
     story.redeploy(ago_s=9000)
     asked = text(visitor.get(f"{SERVICE}run/rollback/?release={said.NEW}"))
@@ -390,7 +427,7 @@ def test_a_guard_that_is_none_is_refused(visitor: Client, story: factory.Story, 
 
 def test_guards_that_hold_leave_nothing_to_apply(visitor: Client, story: factory.Story) -> None:
     assert "run/guards-apply/" not in visitor.get(SERVICE).content.decode()
-    assert "No guard that fails can be mended" in text(visitor.get(f"{SERVICE}run/guards-apply/"))
+    assert "Every guard holds: there is nothing to edit" in text(visitor.get(f"{SERVICE}run/guards-apply/"))
 
 
 def test_the_model_folder_is_pointed_out(visitor: Client, story: factory.Story) -> None:
