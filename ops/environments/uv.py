@@ -8,13 +8,15 @@ the next reinstall.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import signal
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,10 @@ INSTALL_S = 3600
 CLEAN_S = 600
 KEPT_LINES = 20  # of uv's own output, in an error that we cannot explain
 CONFLICTS_TOLD = 8
+_FETCHING = "fetch-"  # folders in the cache while wheels are fetched
+_CACHE_HINT = "It must be a folder that the agent's user may write to; whatever is in it may be removed"
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_DAMAGED = ("has an invalid package format", "Failed to deserialize cache entry", "Missing .dist-info directory")
 _LONG_STEM = 60  # characters of "<version>-<tags>" from about which on uv's cache has a digest in the place of the tags
 
 __all__ = ["INSTALL_S", "LockedPackage", "LockedWheel", "NoSolution", "Origin", "Uv", "explain", "index_url", "read_annotations", "read_pylock",
@@ -168,14 +174,27 @@ class Uv:
 
     def fetch(self, lock: Path, channel: Channel, python: str) -> None:
         """Brings the lock file's wheels into the cache, unpacked and checked, without installing them anywhere."""
-        self.cache.mkdir(parents=True, exist_ok=True)
         # uv fetches only to install. Links beside the cache take no room and go at once; the files in the cache stay.
-        folder = tempfile.mkdtemp(prefix="fetch-", dir=self.cache)
+        with self._folder_in_cache() as folder:
+            self._run(["pip", "install", "--python", python, "--target", str(folder), "--no-deps",
+                       *self._exactly(channel, False, False, link="hardlink"), "--requirement", str(lock)], INSTALL_S, channel=channel.name)
+
+    @contextmanager
+    def _folder_in_cache(self) -> Iterator[Path]:
+        """A folder on the cache's file system that is gone afterwards. What a killed process left is taken away: its lock is free."""
+        self._make_cache()
         try:
-            self._run(["pip", "install", "--python", python, "--target", folder, "--no-deps", *self._exactly(channel, False, False, link="hardlink"),
-                       "--requirement", str(lock)], INSTALL_S, channel=channel.name)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            for left in self.cache.glob(f"{_FETCHING}*"):
+                with suppress(FileNotFoundError, BlockingIOError), _alone_in(left, wait=False):
+                    shutil.rmtree(left, ignore_errors=True)
+            folder = Path(tempfile.mkdtemp(prefix=_FETCHING, dir=self.cache))
+        except OSError as error:
+            raise OpsError(f"uv's cache `{self.cache}` cannot be written", why=error.strerror or str(error), hint=_CACHE_HINT) from error
+        with _alone_in(folder, wait=True):
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def clean_cache(self, names: Iterable[str]) -> None:
         """Drops everything that the cache knows of these packages, and nothing else: the next install unpacks their wheels anew."""
@@ -204,10 +223,13 @@ class Uv:
     def _compile(self, requirements: Sequence[str], channel: Channel, python: str, options: list[str], *, pins: Sequence[str] = (),
                  from_cache: bool = False) -> str:
         there = source(channel)
+        if not from_cache:
+            self._drop_damaged(self._damaged())
         with tempfile.TemporaryDirectory(prefix="roundhouse-plan-") as folder:
             asked, given = Path(folder, "asked.txt"), Path(folder, "pylock.toml" if "--format" in options else "given.txt")
             asked.write_text("".join(f"{requirement(text)}\n" for text in requirements))
             limits = [f"{one.name}=={one.version}" for one in channels.constraints(channel)]
+            without = [f'{channels.left_out(name)}; sys_platform == "never"' for name in channel.without]
             named = {}
             for count, (option, texts) in enumerate((("--constraints", limits), ("--constraints", pins), ("--overrides", without))):
                 if texts:
@@ -224,14 +246,50 @@ class Uv:
             except OSError as error:
                 raise OpsError("uv left no resolution behind", why=str(error)) from error
 
+    def _make_cache(self) -> None:
+        try:
+            self.cache.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OpsError(f"uv's cache `{self.cache}` cannot be made", why=error.strerror or str(error), hint=_CACHE_HINT) from error
+
     def _run(self, arguments: list[str], timeout_s: float, *, channel: str = "", quiet: bool = False, stdout_is_data: bool = False) -> str:
-        """uv's standard output. `stdout_is_data`: it does not go to the log: a resolution of a serving stack has thousands of lines, and
-        uv prints it although it also writes the file."""
+        """uv's standard output. What lies damaged in the cache (a wheel that was unpacked half) is dropped from it, and uv asked again: else nothing
+        but a person's shell would ever mend it. Not where nothing could be fetched anew."""
+        dropped: set[str] = set()
+        while True:
+            try:
+                return self._run_once(arguments, timeout_s, channel=channel, quiet=quiet, stdout_is_data=stdout_is_data)
+            except OpsError as error:
+                damaged = set(error.facts.get("damaged", [])) - dropped
+                if not damaged or arguments[0] == "cache" or ("--offline" in arguments and "--no-index" not in arguments):
+                    raise
+                dropped |= damaged
+                self._drop_damaged(damaged)
+
+    def _damaged(self) -> set[str]:
+        """Packages whose unpacked wheel in the cache has lost its metadata, or is gone. uv takes such a version for one that does not exist, and
+        would plan an older one without a word."""
+        return {link.parent.name for below in ("*/*/*", "*/*/*/*") for link in self.cache.glob(f"wheels-v*/{below}")
+                if link.is_symlink() and not all(any(link.glob(f"*.dist-info/{name}")) for name in ("METADATA", "RECORD", "WHEEL"))}
+
+    def _drop_damaged(self, names: set[str]) -> None:
+        if names:
+            self._say(f"uv's cache is damaged: dropped {', '.join(sorted(names))} from it")
+            self.clean_cache(names)
+
+    def _say(self, text: str) -> None:
+        if self.context:
+            self.context.log(text)
+        elif self.log:
+            self.log(text)
+
+    def _run_once(self, arguments: list[str], timeout_s: float, *, channel: str, quiet: bool, stdout_is_data: bool) -> str:
+        """`stdout_is_data`: it does not go to the log: a resolution of a serving stack has thousands of lines, and uv prints it although it also
+        writes the file."""
         argv = [uv_package.find_uv_bin(), "--no-config", "--no-progress", "--color", "never", "--cache-dir", str(self.cache), *arguments]
         if "SSL_CERT_FILE" in os.environ or "SSL_CERT_DIR" in os.environ:
-            without = [f'{channels.left_out(name)}; sys_platform == "never"' for name in channel.without]
             argv.insert(1, "--system-certs")
-        self.cache.mkdir(parents=True, exist_ok=True)
+        self._make_cache()
         lines: list[str] = []
 
         def take(line: str) -> None:
@@ -243,18 +301,40 @@ class Uv:
                 return
             if self.on_line:
                 self.on_line(line.rstrip())
-            if self.context:
-                self.context.log(line.rstrip())
-            elif self.log:
-                self.log(line.rstrip())
+            self._say(line.rstrip())
 
         try:
             return commands.run(argv, context=self.context, on_line=take, env=ENVIRONMENT, timeout_s=timeout_s, stdout_is_data=stdout_is_data).stdout
         except CommandFailed as error:
-            raise explain(lines, error, channel=channel) from error
+            told = explain(lines, error, channel=channel)
+            if damaged := damaged_packages(lines, self.cache):
+                told.facts["damaged"] = damaged
+            raise told from error
+
+
+@contextmanager
+def _alone_in(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Raises BlockingIOError if another process has it locked, and does not `wait`."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
 
 
 # What uv says when it fails
+
+
+def damaged_packages(lines: Sequence[str], cache: Path) -> list[str]:
+    """Packages that uv could not take out of its cache because of what lies there; empty if it failed for another reason."""
+    text = " ".join(line.strip() for line in lines)
+    inside = rf"failed to open file `?{re.escape(str(cache))}/(?:archive|wheels)-v"
+    if "No space left" in text or not (re.search(inside, text) or any(sign in text for sign in _DAMAGED)):
+        return []
+    found = re.findall(rf"({_NAME})==[^\s`)]+ has an invalid package format", text)
+    found += re.findall(rf"(?:Failed to (?:install|download|read|fetch)[^()`]*[(`])({_NAME})==", text)
+    return sorted({canonicalize_name(name) for name in found})
 
 
 def explain(lines: Sequence[str], error: CommandFailed, *, channel: str = "") -> OpsError:
