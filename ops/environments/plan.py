@@ -25,9 +25,9 @@ from packaging.utils import canonicalize_name
 from ops.agent.config import NodeConfig
 from ops.environments import channels, expectations, guards, integrity, outlook, packages, resolving
 from ops.environments.outlook import UNPACKED_FACTOR
-from ops.environments.resolving import MAIN, Asks, PlannedPackage
+from ops.environments.resolving import MAIN, Asks, PlannedPackage, finding
 from ops.environments.uv import NoSolution, Uv
-from ops.jobs.errors import BadInput, Refused
+from ops.jobs.errors import BadInput, OpsError, Refused
 from ops.records import Channel, ServiceRecord
 
 __all__ = ["MAIN", "MODES", "UNPACKED_FACTOR", "NoSolution", "Plan", "PlannedPackage", "default_uv", "differences", "from_dict", "in_use",
@@ -181,10 +181,15 @@ def make(record: ServiceRecord, channel: Channel, *, version: str | None = None,
     channels.check(channel)
     _allowed(record, channel, config)
     say = log or (lambda text: None)
-    live, current = in_use(record)
-    uv = uv or default_uv(record, log)
-    asks = Asks(uv, channel, record, packages.read(live) if live else None, _interpreter(live, record, mode, chosen, uv))
     findings: list[dict[str, Any]] = []
+    live, current = in_use(record)
+    broken = None
+    if live is not None and mode == "full" and not record.in_place and (why := _no_environment(live)):
+        findings.append(finding("warning", f"The release in use, `{current}`, is no environment any more", why=why,
+                                fix="Everything is installed anew; if that fails, there is nothing to go back to"))
+        live, broken = None, live
+    uv = uv or default_uv(record, log)
+    asks = Asks(uv, channel, record, packages.read(live) if live else None, _interpreter(live, record, mode, chosen, uv, broken=broken))
     outlook.recipe(channel, record, asks.python["version"], findings)
     wanted = channels.version(version) if version else None
     report = _look_at_files(live, say, progress) if mode == "restore" else None
@@ -235,7 +240,8 @@ def interpreter(env: Path | None) -> dict[str, str]:
         return {"path": base, "version": ".".join(map(str, sys.version_info[:3]))}
     path = os.path.realpath(env / "bin" / "python")
     if not os.access(path, os.X_OK):
-        raise BadInput(f"The interpreter of `{env}` is gone", why=f"`{path}` cannot be run", hint="Install that Python again")
+        raise BadInput(f"The interpreter of `{env}` is gone", why=f"`{path}` cannot be run",
+                       hint="Install that Python again, or choose another one for the new release")
     version = packages.pyvenv(env)
     told = version.get("version_info") or version.get("version") or packages.site_packages(env)[0].parent.name.removeprefix("python")
     return {"path": path, "version": ".".join(told.split(".")[:3])}
@@ -267,15 +273,40 @@ def _look_at_files(live: Path | None, say: Callable[[str], None], progress: inte
     return integrity.check(live, progress=progress) if live else None
 
 
-def _interpreter(live: Path | None, record: ServiceRecord, mode: str, chosen: Mapping[str, Any], uv: Uv) -> dict[str, str]:
-    """The interpreter of the release: the one that was chosen, else that of the release in use."""
+def _no_environment(live: Path) -> str:
+    """Why nothing can be read of the release in use; "" if it can."""
+    try:
+        packages.site_packages(live)
+    except BadInput as error:
+        return f"{error.what}: {error.why}"
+    return ""
+
+
+def _interpreter(live: Path | None, record: ServiceRecord, mode: str, chosen: Mapping[str, Any], uv: Uv, *,
+                 broken: Path | None = None) -> dict[str, str]:
+    """The interpreter of the release: the one that was chosen, else that of the release in use (of a `broken` one as it was noted, if that is there
+    still)."""
     if "python" not in chosen:
-        return interpreter(live)
+        noted = _noted_python(broken) if broken else None
+        return noted or interpreter(live)
     if mode == "restore" or record.in_place:
         raise BadInput("The interpreter can only be chosen for a new release that is built as a whole",
                        why="An environment that is changed in place, or copied, keeps its interpreter")
     path = uv.find_python(chosen["python"])
     return {"path": path, "version": chosen["python"]}
+
+
+def _noted_python(release: Path) -> dict[str, str] | None:
+    from ops.environments import releases
+
+    try:
+        told = (releases.manifest(release) or {}).get("python")
+    except OpsError:  # torn, as the rest of it
+        return None
+    path, version = (str(told.get(name) or "") for name in ("path", "version")) if isinstance(told, dict) else ("", "")
+    if not version or not path.startswith("/") or not os.access(path, os.X_OK) or not Path(path).is_file():
+        return None
+    return {"path": path, "version": ".".join(version.split(".")[:3])}
 
 
 # Identity
