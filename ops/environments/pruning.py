@@ -9,18 +9,20 @@ from ops.environments.releases import Release
 from ops.jobs.errors import OpsError
 from ops.jobs.pipeline import Context
 from ops.records import ServiceRecord
+from ops.services import state
 
 
 def prune(context: Context | None, record: ServiceRecord, *, keep: Sequence[str | None] = ()) -> list[str]:
     """Removes the oldest releases that are too many or too large together; gives their names.
 
     Also verified ones that never came into use (of redeploys that failed). Never: the one in use, the last good one, the newest verified one
-    that is older than the one in use (the way back), `keep`, one that is being built, and the environment that was here before us, of which
-    nothing is ours. Those that must stay count as well. Raises OpsError if a folder cannot be removed.
+    that is older than the one in use (the way back), the one that was in use before, `keep`, one that is being built, and the environment
+    that was here before us, of which nothing is ours. Those that must stay count as well. Raises OpsError if a folder cannot be removed.
     """
     releases.finish_removals(record)
     listed = releases.listing(record)
-    staying = {name for name in (*keep, releases.last_good(record), _way_back(listed)) if name}
+    known = state.read(record)  # what was in use before also stays: by their names alone a clock that was set back makes the older one the newer
+    staying = {name for name in (*keep, known.get("last_good"), known.get("previous"), _way_back(listed)) if name}
     counted = [release for release in listed if release.kind in ("built", "backup") or release.is_current]
     sizes = {release.name: _size(release) for release in counted} if record.keep_bytes is not None else {}
     removed: list[str] = []

@@ -68,3 +68,12 @@ def test_an_environment_that_was_here_before_us_is_neither_counted_nor_touched(r
     assert pruning.prune(None, adopted) == []
     assert pruning.prune(None, dataclasses.replace(adopted, keep_releases=2)) == [five[0].name, five[4].name]
     assert (record.releases / releases.ADOPTED / "bin").is_dir()
+
+
+def test_what_was_in_use_before_stays_when_the_clock_was_set_back(record: ServiceRecord, five: list[Path]):
+    """Day 1 was built after day 5: by its name it is the oldest, and nothing is older."""
+    releases.switch(record, five[4])
+    releases.switch(record, five[0])
+    releases.mark_good(record, five[0])
+    assert pruning.prune(None, dataclasses.replace(record, keep_releases=2)) == [five[1].name, five[2].name, five[3].name]
+    assert names(record) == [1, 5]
