@@ -19,12 +19,12 @@ from ops import report
 from ops.artifacts import purge as purging
 from ops.artifacts import scan
 from ops.benchmark import presets, sweep
-from ops.environments import building, fingerprint, guards, integrity, patches, plan, pruning, releases
+from ops.environments import building, fingerprint, guards, in_place, integrity, patches, plan, pruning, releases
 from ops.environments.integrity import IntegrityReport
 from ops.environments.pristine import Fetch
 from ops.gpus import processes
 from ops.gpus.open_source import open_source
-from ops.jobs.errors import OpsError, Refused
+from ops.jobs.errors import BadInput, OpsError, Refused
 from ops.jobs.events import EventType
 from ops.jobs.pipeline import Context, Step
 from ops.records import Channel
@@ -187,7 +187,13 @@ def keep_patches(context: Context) -> str:
         current = releases.inside(record, name)  # what is about to be changed, whatever is in use
     if current is None:
         return "there is no release yet"
-    found = look_at_files(context, current)
+    try:
+        found = look_at_files(context, current)
+    except BadInput as error:  # it is no environment any more: nothing will be written there, and it is no reason to stay with it
+        if record.in_place and "plan" in context.facts:
+            raise
+        context.finding("shelf", "warning", f"Edits of the release in use cannot be kept: {error.what}", why=error.why)
+        return "the old release cannot be read"
     tell_fingerprint(context, "before", current, found)
     context.facts["extra"] = [finding.path for finding in found.extra]
     if not found.findings:
@@ -219,7 +225,7 @@ def look_at_files(context: Context, release: Path) -> IntegrityReport:
     """The release's files against RECORD; looked at once in a job, unless something has changed it since."""
     reports: dict[str, IntegrityReport] = context.kept.setdefault("integrity", {})
     if release.name not in reports:
-        reports[release.name] = integrity.check(release, progress=lambda done, total: context.progress(done, total, "files"))
+        reports[release.name] = integrity.check(release, progress=lambda done, total: context.counted(done, total, "files"))
     return reports[release.name]
 
 
@@ -253,6 +259,7 @@ def look_before_restart(context: Context) -> str:
 
 def stop(context: Context) -> str:
     record = context.the_service
+    in_place.nobody_changes(context, record)
     context.facts["state_before"] = str(manager_for(record).status().state)
     _down(context)  # saves the facts: whoever has to undo this step knows how the service was
     return stopping.stop(context, record)
@@ -427,9 +434,11 @@ def prune_built(context: Context) -> str:
 def _prune(context: Context, keep: str | None) -> str:
     try:
         removed = pruning.prune(context, context.the_service, keep=(keep, context.facts.get("release")))
-    except OpsError as error:  # what serves is not put at risk for disk space
-        context.finding("releases", "warning", error.what, why=error.why, fix="Remove it by hand")
-        context.facts["partial"] = error.what
+    except (OpsError, OSError) as error:  # what serves is not put at risk for disk space
+        what = error.what if isinstance(error, OpsError) else f"An old release cannot be removed: {error.strerror or error}"
+        context.finding("releases", "warning", what, why=error.why if isinstance(error, OpsError) else str(error.filename or ""),
+                        fix="Remove it by hand")
+        context.facts["partial"] = what
         return "an old release could not be removed"
     context.facts["pruned"] = removed
     return f"removed {', '.join(removed)}" if removed else "nothing is over the limits"
@@ -454,8 +463,8 @@ def write_report(context: Context) -> str:
 def _plan(context: Context) -> plan.Plan:
     params = context.params
     return plan.make(context.the_service, channel_of(context), version=params.get("version"), coupling=params.get("coupling", True),
-                     mode=params.get("mode") or "full", options=params.get("options"), log=context.log, config=context.config,
-                     progress=lambda done, total: context.progress(done, total, "files"))
+                     mode=params.get("mode") or "full", options=params.get("options"), uv=building.uv_for(context, context.the_service),
+                     log=context.log, config=context.config, progress=lambda done, total: context.counted(done, total, "files"))
 
 
 def _tell(context: Context, told: dict[str, Any]) -> str:

@@ -65,6 +65,7 @@ def discard(context: Context) -> str:
 
 
 def install(context: Context) -> str:
+    in_place.check_allowed(context, context.the_service)  # once more: another service may have been started meanwhile
     change = keep(context, replace(_the_change(context), begun=True))
     release = in_place.install(context, context.the_service, redeploy.channel_of(context), plan.from_dict(context.facts["plan"]), change,
                                context.facts.get("extra", []))

@@ -16,13 +16,14 @@ import errno
 import json
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ops.environments import building, copying, integrity, packages, releases
 from ops.environments import plan as planning
-from ops.jobs import commands
+from ops.jobs import claim, commands
 from ops.jobs.errors import BadInput, OpsError, Refused
 from ops.jobs.journal import sync_folder
 from ops.jobs.pipeline import Context
@@ -63,14 +64,14 @@ class Change:
         return cls(**raw)
 
 
-def check_allowed(context: Context, record: ServiceRecord) -> Path:
-    """The environment's folder. Raises Refused if node.toml does not allow it to be changed, BadInput if it is no environment, and OpsError if
-    another service runs from it."""
+def check_allowed(context: Context, record: ServiceRecord, *, as_it_is: bool = False) -> Path:
+    """The environment's folder. Raises Refused if node.toml does not allow it to be changed, BadInput if it is no environment (not asked with
+    `as_it_is`: it is to be exchanged, and may be damaged or gone), and OpsError if another service runs from it."""
     target = releases.environment(record)
     if target is None:
         raise BadInput(f"Service `{record.name}` names no environment to be changed in place")
     context.config.require_inside(target, context.config.environment_roots, "environment")
-    for library in packages.site_packages(target):
+    for library in [] if as_it_is else packages.site_packages(target):
         if not Path(os.path.realpath(library)).is_relative_to(target):
             raise OpsError(f"The packages of `{target}` lie elsewhere, in `{os.path.realpath(library)}`",
                            why="A copy of the folder would not hold them, so there would be no way back",
@@ -272,7 +273,7 @@ def take_over(record: ServiceRecord, change: Change) -> None:
         releases.point(releases.inside(record, change.release), root)
         releases.switch(record, releases.inside(record, change.release))
         owner = releases.inside(record, change.owner)
-        if change.backup is not None:
+        if change.backup is not None and change.here is not None:
             releases.point(owner, Path(change.backup))
         elif owner.is_symlink() and change.owner != change.release:  # what it named is no more
             beside = releases.manifest_path(owner)
@@ -285,6 +286,14 @@ def take_over(record: ServiceRecord, change: Change) -> None:
 # ---- to and fro ----
 
 
+def nobody_changes(context: Context, record: ServiceRecord) -> None:
+    """Raises Busy while a job of another service changes the environment that this service runs from: what would be started is half installed."""
+    lock = f"env:{os.path.realpath(record.current)}"
+    if record.in_place or not claim.lock_file(context.paths, lock).exists():
+        return
+    claim.release(claim.lock_all(context.paths, [lock], give_up=context.check))
+
+
 def begin_exchange(record: ServiceRecord, release: Path) -> Change:
     """The change that puts a backup at the environment's place: of a roll back. Raises BadInput if `release` is none."""
     target, backup = releases.environment(record), Path(os.path.realpath(release))
@@ -295,7 +304,7 @@ def begin_exchange(record: ServiceRecord, release: Path) -> Change:
     if owner is None:
         raise OpsError(f"Nobody knows what lies in `{target}`", why="No release points at it", hint="Adopt the environment first")
     return Change(environment=str(target), backup=str(backup), here=_identity(target), there=_identity(backup), owner=owner, release=release.name,
-                  previous=live.name if live else None, begun=True)
+                  previous=live.name if live else owner, begun=True)
 
 
 def exchange(record: ServiceRecord, change: Change) -> None:
@@ -316,7 +325,12 @@ def put_back(record: ServiceRecord, change: Change, *, keep: bool = False) -> st
     if not keep and change.backup is None:
         raise OpsError(f"`{root}` was changed, and there is no copy to go back to", why="The plan said so, and it was accepted",
                        hint="Run the redeploy again, or repair the environment by hand, then restart the service")
-    moved = _hold(change, change.here if keep else change.there)
+    try:
+        moved = _hold(change, change.here if keep else change.there)
+    except OpsError:
+        if not keep:
+            _name_both(record, change)
+        raise
     try:
         releases.point(owner, root)
         if change.previous is not None:
@@ -330,6 +344,21 @@ def put_back(record: ServiceRecord, change: Change, *, keep: bool = False) -> st
     except OSError as error:
         raise OpsError(f"The links of `{record.name}` cannot be put back", why=error.strerror or str(error)) from error
     return f"`{root}` is as it was" if moved else ""
+
+
+def _name_both(record: ServiceRecord, change: Change) -> None:
+    """After an exchange that was not possible: what lies where gets its name, so that a roll back to the copy can be tried again by one click.
+    `current` goes with what lies at the environment's place, for it leads there at every moment."""
+    root, backup, release = Path(change.environment), Path(str(change.backup)), releases.inside(record, change.release)
+    if _identity(root) != change.here or _identity(backup) != change.there:
+        return  # somebody has moved them: nobody knows what lies where
+    with suppress(OSError):  # the failed exchange is what is told
+        releases.point(release, root)
+        if not releases.manifest_path(release).exists():
+            told = {"release": release.name, "kind": "in-place", "verified": False, "note": "It was changed half way"}
+            state.write_file(releases.manifest_path(release), json.dumps(told, indent=1) + "\n", mode=0o644)
+        releases.point(record.current, Path("releases", change.release))
+        releases.point(releases.inside(record, change.owner), backup)
 
 
 def discard(record: ServiceRecord, change: Change) -> str:
@@ -357,7 +386,9 @@ def _hold(change: Change, wanted: list[int] | None) -> bool:
             if _identity(backup) != wanted:
                 raise OpsError(f"Neither `{root}` nor `{backup}` is the folder that is looked for", why="Somebody has moved them meanwhile",
                                hint="Put the folders back by hand, then start the service")
-            if os.path.lexists(root):
+            if wanted is None:  # nothing lay there
+                root.rename(backup)
+            elif os.path.lexists(root):
                 _swap(root, backup, away)
             else:
                 backup.rename(root)

@@ -405,11 +405,17 @@ def remove(record: ServiceRecord, release: Path) -> None:
 
 def _remove_link(record: ServiceRecord, release: Path) -> None:
     target = Path(os.path.realpath(release))
+    # The copy loses its name first: cut off in between, finish_removals knows it, where a copy that no link names would stay for ever.
+    half = _set_aside(target) if is_backup(record, target) and points_at(record, target) == [release.name] else None
+    _unlink(release)
+    if half is not None:
+        _delete(half)
+
+
+def _unlink(release: Path) -> None:
     beside = manifest_path(release)
     release.unlink()
     beside.unlink(missing_ok=True)
-    if is_backup(record, target) and not points_at(record, target):
-        take_away(target)
 
 
 def points_at(record: ServiceRecord, folder: Path) -> list[str]:
@@ -449,17 +455,31 @@ def finish_removals(record: ServiceRecord) -> None:
         places.append(target.parent)
     for place in places:
         for folder in place.glob(".removing-*") if place.is_dir() else ():
-            if place == record.releases or folder.name.startswith(f".removing-{target.name}.roundhouse-" if target else "."):
+            if place == record.releases:
+                _delete(folder)
+            elif target is not None and folder.name.startswith(f".removing-{target.name}.roundhouse-"):
+                copy = place / folder.name.removeprefix(".removing-").rpartition("-")[0]
+                for name in points_at(record, copy) if not os.path.lexists(copy) else ():
+                    _unlink(record.releases / name)
                 _delete(folder)
 
 
 def take_away(folder: Path) -> None:
-    """Renames first, so that nobody sees half a release under its name, then deletes."""
+    """Renames first, so that nobody sees half a release under its name, then deletes. Raises OpsError."""
+    if (half := _set_aside(folder)) is not None:
+        _delete(half)
+
+
+def _set_aside(folder: Path) -> Path | None:
+    """Gives the folder a name under which it is on its way out; None if it is not there."""
     if not os.path.lexists(folder):
-        return
+        return None
     half = folder.with_name(f".removing-{folder.name}-{secrets.token_hex(4)}")
-    folder.rename(half)
-    _delete(half)
+    try:
+        folder.rename(half)
+    except OSError as error:
+        raise OpsError(f"`{folder}` cannot be removed", why=error.strerror or str(error)) from error
+    return half
 
 
 def _delete(folder: Path) -> None:

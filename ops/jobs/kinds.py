@@ -97,6 +97,7 @@ def _check_manager(context: Context) -> None:
 def _restart(context: Context) -> list[Step]:
     from ops import redeploy
 
+    _check_environment(context)
     _check_manager(context)
     chosen = [
         Step(name="preflight", title="Preflight", do=redeploy.look_before_restart, deadline_s=600),
@@ -141,7 +142,7 @@ def _check_integrity(context: Context) -> str:
     current = releases.current(context.the_service)
     if current is None:
         raise OpsError(f"Service `{context.the_service.name}` has no release", hint="Redeploy it first")
-    found = integrity.check(current, progress=lambda done, total: context.progress(done, total, "files"))
+    found = integrity.check(current, progress=lambda done, total: context.counted(done, total, "files"))
     status = manager_for(context.the_service).status() if context.the_service.manager == "process" else None
     newer = integrity.newer_than(found, status.started_at) if status is not None and status.started_at is not None else set()
     told = found.as_dict()

@@ -69,6 +69,11 @@ class Context:
     def progress(self, done: float | None, total: float | None, unit: str, text: str = "", *, estimate: bool = False) -> None:
         self.emit(EventType.STEP_PROGRESS, {"step": self.step, "done": done, "total": total, "unit": unit, "text": text, "estimate": estimate})
 
+    def counted(self, done: float | None, total: float | None, unit: str) -> None:
+        """Progress of a loop that may end here, as `check` has it."""
+        self.progress(done, total, unit)
+        self.check()
+
     def finding(self, subject: str, level: str, title: str, *, why: str = "", fix: str = "") -> None:
         self.emit(EventType.FINDING, {"subject": subject, "level": level, "title": title, "why": why, "fix": fix})
 

@@ -97,7 +97,7 @@ class RealNode:
     def run(self, type: str, channel: Channel | None = None, *, plan: dict[str, Any] | None = None, **params: Any) -> Told:
         """Runs a job here, with its locks and its journal."""
         told = Told(outcome=None)  # type: ignore[arg-type]  # until it has ended
-        if self.record.in_place and type in ("redeploy", "rollback"):
+        if self.record.in_place and type in ("redeploy", "rollback", "restart"):
             params |= {"in_place": True, "environment": os.path.realpath(self.record.environment)}
         locks = sorted(KINDS[type].locks(self.record.name, params))
         envelope = Envelope.make(type=type, node="real", service=self.record.as_dict(), params=params, locks=locks,

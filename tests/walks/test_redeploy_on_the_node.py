@@ -40,7 +40,7 @@ class PracticeNode:
         """Runs a job in this process; gives how it ended and all that it said. `plan`: the one that was confirmed."""
         from ops.jobs.kinds import KINDS
 
-        if self.record.in_place and type in ("redeploy", "rollback"):
+        if self.record.in_place and type in ("redeploy", "rollback", "restart"):
             params |= {"in_place": True, "environment": str(releases.environment(self.record))}
         said: list[tuple[str, dict[str, Any]]] = []
         locks = sorted(KINDS[type].locks(self.record.name, params))

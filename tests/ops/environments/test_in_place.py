@@ -17,7 +17,8 @@ import pytest
 from ops.environments import in_place, integrity, packages, plan, pruning, releases
 from ops.environments.in_place import Change
 from ops.environments.uv import Uv
-from ops.jobs.errors import BadInput, OpsError, Refused
+from ops.jobs import claim
+from ops.jobs.errors import BadInput, Busy, OpsError, Refused
 from ops.jobs.pipeline import Context
 from ops.records import Channel, ServiceRecord
 from tests.ops.environments.conftest import library
@@ -283,3 +284,79 @@ def test_backups_are_limited_and_removed_with_their_folder(adopted: ServiceRecor
     releases.remove(adopted, adopted.releases / "adopted")
     assert [path.name for path in environment.parent.iterdir()] == ["vllm"]
     assert [found.name for found in releases.listing(adopted)] == [release.name]
+
+
+def test_an_environment_that_is_gone_comes_back_from_its_copy(adopted: ServiceRecord, environment: Path, channel: Channel, job_context: Context,
+                                                            begun: Callable[[], tuple[plan.Plan, Change]]):
+    made, change = begun()
+    release = install(job_context, adopted, channel, made, change)
+    releases.verify(job_context, adopted, release, made)
+    in_place.take_over(adopted, change)
+    shutil.rmtree(environment)
+    with pytest.raises(BadInput, match="no Python environment"):
+        in_place.check_allowed(job_context, adopted)
+    assert in_place.check_allowed(job_context, adopted, as_it_is=True) == environment
+    back = in_place.begin_exchange(adopted, adopted.releases / "adopted")
+    for _ in range(2):
+        in_place.exchange(adopted, back)
+    assert runs(environment) == OLD and releases.current(adopted) == adopted.releases / "adopted"
+    assert [(found.name, found.kind) for found in releases.listing(adopted)] == [("adopted", "adopted")]  # of the other one nothing is left
+    for _ in range(2):
+        in_place.put_back(adopted, back, keep=True)
+    assert not environment.exists() and [path.name for path in environment.parent.iterdir()] == [Path(str(change.backup)).name]
+    in_place.exchange(adopted, in_place.begin_exchange(adopted, adopted.releases / "adopted"))
+    assert runs(environment) == OLD
+
+
+def test_a_copy_that_cannot_be_exchanged_has_a_name_to_roll_back_to(adopted: ServiceRecord, environment: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                  begun: Callable[[], tuple[plan.Plan, Change]]):
+    def refused(*arguments: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    _, change = begun()
+    shutil.rmtree(library(environment) / "vllm")
+    with monkeypatch.context() as patch:
+        patch.setattr(in_place, "_swap", refused)
+        for _ in range(2):
+            with pytest.raises(OpsError, match="cannot be exchanged"):
+                in_place.put_back(adopted, change)
+    told = {found.name: (found.kind, found.verified, found.is_current) for found in releases.listing(adopted)}
+    assert told == {change.release: ("in-place", False, True), "adopted": ("backup", False, False)}
+    in_place.exchange(adopted, in_place.begin_exchange(adopted, releases.check_usable(adopted, adopted.releases / "adopted")))
+    assert runs(environment) == OLD and releases.current(adopted) == adopted.releases / "adopted"
+
+
+@pytest.mark.parametrize("moment", ["set aside", "link gone"])
+def test_a_removal_of_a_copy_that_was_cut_off_is_carried_out(adopted: ServiceRecord, environment: Path, channel: Channel, job_context: Context,
+                                                           begun: Callable[[], tuple[plan.Plan, Change]], moment: str,
+                                                           monkeypatch: pytest.MonkeyPatch):
+    made, change = begun()
+    release = install(job_context, adopted, channel, made, change)
+    releases.verify(job_context, adopted, release, made)
+    in_place.take_over(adopted, change)
+
+    def killed(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(releases, "_unlink" if moment == "set aside" else "_delete", killed)
+        with pytest.raises(KeyboardInterrupt):
+            releases.remove(adopted, adopted.releases / "adopted")
+    assert not Path(str(change.backup)).exists()
+    releases.finish_removals(adopted)
+    assert [path.name for path in environment.parent.iterdir()] == ["vllm"] and version(environment) == NEW
+    assert [found.name for found in releases.listing(adopted)] == [release.name]
+    assert not (adopted.releases / ".adopted.json").exists()
+
+
+def test_nobody_starts_from_an_environment_that_another_job_changes(adopted: ServiceRecord, environment: Path, job_context: Context):
+    other = dataclasses.replace(adopted, name="other", root=str(job_context.paths.services / "other"), in_place=False)
+    releases.adopt(other)
+    in_place.nobody_changes(job_context, other)
+    job_context.paths.locks.mkdir()
+    held = claim.lock_all(job_context.paths, [f"env:{environment}"])
+    with pytest.raises(Busy):
+        in_place.nobody_changes(job_context, other)
+    in_place.nobody_changes(job_context, adopted)  # its own job has it
+    claim.release(held)
+    in_place.nobody_changes(job_context, other)
