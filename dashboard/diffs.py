@@ -13,13 +13,17 @@ from typing import Any
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from pygments.lexer import Lexer
-from pygments.lexers import get_lexer_for_filename
+from pygments.lexers.configs import TOMLLexer
+from pygments.lexers.data import JsonLexer
+from pygments.lexers.python import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, String, _TokenType
-from pygments.util import ClassNotFound
 
 MOST_LINES = 1200  # a page shows so many; the download has all
 MOST_WIDTH = 1000  # characters of a line that are shown
 COLOURED_CHARACTERS = 400_000  # longer text stays plain: lexers take their time
+# A node chooses name and text of a file: of Pygments' lexers these alone end in good time whatever the text is (YAML's, INI's, C's and many others
+# need minutes for 20 KB of one character)
+LEXERS: dict[str, type[Lexer]] = {"py": PythonLexer, "pyi": PythonLexer, "json": JsonLexer, "toml": TOMLLexer}
 HOT_PATH = "debug code in a hot path"
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@(.*)\Z")
 _CLASSES: tuple[tuple[_TokenType, str], ...] = (
@@ -85,10 +89,8 @@ def _plain(text: str) -> SafeString:
 
 
 def _lexer(path: str) -> Lexer | None:
-    try:
-        return get_lexer_for_filename(path.rsplit("/", 1)[-1], stripnl=False, ensurenl=False)
-    except ClassNotFound:
-        return None
+    kind = LEXERS.get(path.rpartition(".")[2].lower()) if "." in path else None
+    return None if kind is None else kind(stripnl=False, ensurenl=False)
 
 
 def _colour(hunk: Sequence[dict[str, Any]], lexer: Lexer | None) -> None:
@@ -107,7 +109,7 @@ def _colour(hunk: Sequence[dict[str, Any]], lexer: Lexer | None) -> None:
 def _coloured_lines(lines: Sequence[str], lexer: Lexer) -> list[SafeString]:
     told: list[list[SafeString]] = [[]]
     # What no lexer should see as a line's end; one character stays one, so lines keep their count
-    text = "\n".join(_UNSEEN.sub("�", line) for line in lines)
+    text = "\n".join(_UNSEEN.sub("�", line[:MOST_WIDTH]) for line in lines)  # a longer line is shown plain, and costs its length squared
     for kind, value in lexer.get_tokens(text):
         name = _class(kind)
         for n, part in enumerate(value.split("\n")):

@@ -183,9 +183,9 @@ class _Look:
             return self._no_file(guard, told, self.folder / broken[0])
         pointers = [one for one in matching if model_files.is_lfs_pointer(self.folder / one)]
         if not pointers:
-            told_of = f"`{matching[0]}` holds" if len(matching) == 1 else f"All {len(matching):,} files `{guard.file}` hold"
+            told_of = f"`{model_files.as_text(matching[0])}` holds" if len(matching) == 1 else f"All {len(matching):,} files `{guard.file}` hold"
             return GuardResult(told, True, f"{told_of} content, not a Git LFS pointer", str(path))
-        named = ", ".join(f"`{name}`" for name in pointers[:MATCHES_NAMED])
+        named = ", ".join(f"`{model_files.as_text(name)}`" for name in pointers[:MATCHES_NAMED])
         more = f" and {len(pointers) - MATCHES_NAMED:,} more" if len(pointers) > MATCHES_NAMED else ""
         return GuardResult(told, False, f"Only a Git LFS pointer: {named}{more}", str(path),
                            fix=f"Run `git lfs pull` in `{self.folder}`, or download the model again")
@@ -234,7 +234,7 @@ def is_missing(value: Any) -> bool:
 
 def shorten_any(value: Any, limit: int = 200) -> str:
     """The value as JSON text, cut to `limit` characters."""
-    text = json.dumps(value, ensure_ascii=False)
+    text = model_files.as_text(json.dumps(value, ensure_ascii=False))
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
@@ -386,8 +386,12 @@ class _Edit:
         if parent != inside and inside not in parent.parents:
             raise Refused(f"`{path}` lies outside of the model folder", why=f"A link on the way leads to `{parent}`",
                           hint="Only files of the model folder itself are edited")
+        target = Path(os.path.realpath(path))
+        if inside not in target.parents and not _is_blob(inside, target):
+            raise Refused(f"`{path}` lies outside of the model folder", why=f"It is a link to `{target}`, whose content would be shown as a diff",
+                          hint="Put a copy of that file in the link's place if it belongs to the model")
         try:
-            key, before = model_files.file_key(path), read_limited(path)
+            key, before = model_files.file_key(target), read_limited(target)
             link = str(path.readlink()) if path.is_symlink() else None
             found = path.stat()
         except FileNotFoundError as error:
@@ -440,6 +444,11 @@ class _Edit:
         temporary.symlink_to(self.link)
         temporary.replace(self.path)
         sync_folder(self.path.parent)
+
+
+def _is_blob(folder: Path, target: Path) -> bool:
+    """Whether the file is the model's own in a hub's cache: `models--org--name/snapshots/<revision>/config.json` links to `../../blobs/<hash>`."""
+    return folder.parent.name == "snapshots" and folder.parents[1] / "blobs" in target.parents
 
 
 def _attributes(path: Path) -> dict[str, bytes]:

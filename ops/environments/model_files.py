@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ops.jobs.errors import OpsError
+from ops.records import NEVER_IN_TEXT
 from ops.services import state
 
 SIZE_LIMIT = 16 * 1024 * 1024  # bytes; a tokenizer.json reaches 10 MB, a config.json 100 kB
@@ -53,6 +54,11 @@ def read_limited(path: Path, limit: int = SIZE_LIMIT) -> bytes:
         raise OpsError(f"`{path}` cannot be read", why=error.strerror or str(error)) from error
     finally:
         os.close(descriptor)
+
+
+def as_text(text: str) -> str:
+    """Text of a model folder as every page, event and database can hold it: halves of characters (of JSON, of file names) and NUL are replaced."""
+    return NEVER_IN_TEXT.sub("\ufffd", text)
 
 
 def file_key(path: Path) -> list[int]:
@@ -180,8 +186,8 @@ def shards(folder: Path, index: str, memory: Memory) -> Shards:
     wrong, size = [], 0
     for name in listed:
         shard = path.parent / name
-        if name != Path(name).name or name in ("", ".", ".."):
-            wrong.append(f"`{name[:100]}` is no name of a file in the folder")
+        if name != Path(name).name or name in ("", ".", "..") or len(name) > 255 or NEVER_IN_TEXT.search(name):
+            wrong.append(f"`{as_text(name[:100])}` is no name of a file in the folder")
             continue
         try:
             shard_key = file_key(shard)
@@ -247,7 +253,7 @@ def _content_problem(path: Path, tensors: set[str] | None) -> str:
         header = json.loads(content)
         offsets = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
         end = max((int(stop) for start, stop in offsets.values() if 0 <= int(start) <= int(stop)), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:  # OverflowError: 1e999 is infinite
         return f"has a header that cannot be read ({type(error).__name__})"
     wanted = 8 + size + end
     if length < wanted:
@@ -255,5 +261,5 @@ def _content_problem(path: Path, tensors: set[str] | None) -> str:
     if length > wanted:
         return f"has {length:,} bytes, {length - wanted:,} more than its header names"
     if tensors is not None and (missing := tensors - offsets.keys()):
-        return f"lacks {len(missing):,} of the {len(tensors):,} tensors that the index places in it, such as `{min(missing)[:100]}`"
+        return f"lacks {len(missing):,} of the {len(tensors):,} tensors that the index places in it, such as `{as_text(min(missing)[:100])}`"
     return ""

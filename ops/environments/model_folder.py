@@ -81,7 +81,7 @@ def _plugins(folder: Path, flags: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _finding(kind: str, level: str, title: str, *, why: str = "", fix: str = "") -> dict[str, Any]:
-    return {"kind": kind, "level": level, "title": title, "why": why, "fix": fix}
+    return {"kind": kind, "level": level, "title": model_files.as_text(title), "why": model_files.as_text(why), "fix": model_files.as_text(fix)}
 
 
 def _named(names: Sequence[str]) -> str:

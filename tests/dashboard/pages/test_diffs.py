@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pygments.token import Text
 
 from dashboard import diffs
 
@@ -78,3 +79,18 @@ def test_what_cannot_be_seen_is_shown_as_such() -> None:
 def test_only_a_newline_ends_a_line() -> None:
     made = diffs.rows("@@ -1,2 +1,3 @@\n a\x0c\n+b\u2028c\r\n d\n", "x.py")
     assert [(row["kind"], row["new"]) for row in made["rows"]] == [("at", None), ("same", 1), ("add", 2), ("same", 3)]
+
+
+@pytest.mark.parametrize("path", ["x.yaml", "x.ini", "x.cu", "x.adl", "x.htaccess", "x.au3", "x.sh-session", "Dockerfile"])
+def test_a_node_cannot_choose_a_lexer_that_needs_minutes(path: str) -> None:
+    """Many of Pygments' lexers do, for 20 KB of one character: text and name of a file come from the node."""
+    made = diffs.rows("@@ -1 +1 @@\n" + f"+{'@' * 900}!\n" * 400, path)
+    assert len(made["rows"]) == 401 and "<span" not in str(made["rows"][1]["html"])
+
+
+def test_no_lexer_sees_a_line_in_its_whole_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    spy = {"get_tokens": lambda self, text: seen.append(text) or [(Text, text)]}
+    monkeypatch.setitem(diffs.LEXERS, "py", type("Spy", (diffs.LEXERS["py"],), spy))
+    diffs.rows("@@ -1 +1,2 @@\n+" + "::" * 100_000 + "\n+x = 1\n", "x.py")
+    assert seen and max(len(line) for text in seen for line in text.split("\n")) <= diffs.MOST_WIDTH

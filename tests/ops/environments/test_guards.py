@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.environments import guards, model_files
+from ops.environments import guards, model_files, model_folder
 from ops.jobs.errors import BadInput, OpsError, Refused
 from ops.practice import model_folder as practice_model
 from ops.records import Guard, ServiceRecord
@@ -399,12 +399,59 @@ def test_a_file_that_could_not_keep_its_owner_is_left_alone(editable: ServiceRec
 
 
 def test_a_link_of_a_hub_cache_becomes_a_file_and_the_shared_blob_stays(editable: ServiceRecord, model: Path, tmp_path: Path):
-    blob = tmp_path / "blobs" / "abc"
-    blob.parent.mkdir()
+    repository = tmp_path / "hub" / "models--org--name"
+    snapshot, blob = repository / "snapshots" / "0123abc", repository / "blobs" / "abc"
+    blob.parent.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
     (model / "config.json").rename(blob)
-    (model / "config.json").symlink_to("../blobs/abc")
+    (snapshot / "config.json").symlink_to("../../blobs/abc")
+    editable.model_path = str(snapshot)
     applied(editable)
-    assert blob.read_text() == CONFIG and not (model / "config.json").is_symlink() and "kv_cache" not in (model / "config.json").read_text()
+    assert blob.read_text() == CONFIG and not (snapshot / "config.json").is_symlink()
+    assert "kv_cache" not in (snapshot / "config.json").read_text()
+
+
+@pytest.mark.parametrize("folder", ["elsewhere", "model-2", "snapshots/other", "blobs"])
+def test_a_link_to_somebody_elses_file_is_neither_shown_nor_taken(editable: ServiceRecord, model: Path, tmp_path: Path, folder: str):
+    secret = tmp_path / folder / "settings.json"
+    secret.parent.mkdir(parents=True)
+    secret.write_text(CONFIG.replace("1e-05", '"canary-of-a-secret"'))
+    (model / "config.json").unlink()
+    (model / "config.json").symlink_to(secret)
+    with pytest.raises(Refused, match="outside of the model folder") as caught:
+        guards.apply(editable)
+    assert "canary" not in str(caught.value) and (model / "config.json").is_symlink() and not (editable.folder / "guard-backups").exists()
+
+
+def write_index(model: Path, names: dict) -> None:
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "..", "", "a\0b", "a\ud800b", "x" * 5_000_000])
+def test_a_shard_with_a_name_that_is_none_is_told_in_short(model: Path, name: str):
+    write_index(model, {"a": name})
+    (result,) = check(model, SHARDS)
+    assert not result.holds and "is no name of a file in the folder" in result.explains and len(result.explains) < 400
+    json.dumps([result.as_dict(), *model_folder.look(model)], ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("header", ['{"a": {"data_offsets": [0, 1e999]}}', '{"a": {"data_offsets": [0, NaN]}}', "[" * 100_000, '{"a": [1]}', "1",
+                                    '{"\\ud800": 1}'])
+def test_a_header_of_a_shard_that_nobody_would_write_is_told(model: Path, header: str):
+    write_index(model, {"a\ud800": "m.safetensors"})
+    (model / "m.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode())
+    (result,) = check(model, SHARDS)
+    assert not result.holds and "cannot be read" in result.explains
+    json.dumps([result.as_dict(), *model_folder.look(model)], ensure_ascii=False).encode()
+
+
+def test_names_and_values_that_are_no_text_can_be_told(model: Path):
+    (model / "config.json").write_text('{"a": "\\ud800", "auto_map": {"x\\ud800": "evil\\ud800.X"}}')
+    for name in (b"\xff.safetensors", b"\xff.py"):
+        (Path(os.fsdecode(os.fsencode(model) + b"/" + name))).write_bytes(b"")
+    results = check(model, absent("a"), equals("a", 1), about("not_lfs_pointer", "*.safetensors"))
+    told = [*(result.as_dict() for result in results), *model_folder.look(model, ["--trust-remote-code"])]
+    json.dumps(told, ensure_ascii=False).encode()
 
 
 def test_a_hard_link_elsewhere_is_not_edited(editable: ServiceRecord, model: Path, tmp_path: Path):
@@ -445,8 +492,9 @@ def test_if_one_file_cannot_be_written_no_file_is_changed(editable: ServiceRecor
     (model / "z.json").write_text(other)
     editable.guards.append(absent("x", "z.json"))
     if linked:
-        (model / "config.json").rename(tmp_path / "blob")
-        (model / "config.json").symlink_to(tmp_path / "blob")
+        (model / "blob").mkdir()
+        (model / "config.json").rename(model / "blob" / "abc")
+        (model / "config.json").symlink_to("blob/abc")
     real = guards._Edit.write
 
     def write(edit: guards._Edit, content: bytes) -> None:
