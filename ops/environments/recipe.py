@@ -113,7 +113,8 @@ def _lock(release: Path, manifest: Mapping[str, Any] | None, installed: packages
                        hint="Redeploy first")
     if unknown:
         raise BadInput(f"The release `{release.name}` has packages of which no wheel is known", why=", ".join(unknown[:5]),
-                       hint="Roundhouse knows the wheels of what it built itself: redeploy first")
+                       hint="Roundhouse knows the wheels of what it installed itself, not of what was there before and was copied: build a full "
+                            "release from a channel, and go to that one")
     return lock
 
 

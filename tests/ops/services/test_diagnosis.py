@@ -209,3 +209,12 @@ def test_the_answer_is_json() -> None:
     told = diagnosis.diagnose_file(log(FAULTY[0])).as_dict()
     assert set(told) >= {"fault", "line", "text", "kind", "diagnosis", "fix", "rule", "context", "lines"}
     json.dumps(told)
+
+
+def test_a_missing_part_of_an_installed_package_points_at_its_files_and_not_at_another_package() -> None:
+    """As seen with a file of transformers deleted by hand."""
+    line = "ModuleNotFoundError: No module named 'transformers.utils.doc'"
+    found = diagnose(f"Traceback (most recent call last):\n  File \"x.py\", line 1, in <module>\n{line}\n")
+    assert (found.rule, found.text) == ("python-file-missing", line)
+    assert "`transformers` is there, but not its part `utils.doc`" in found.diagnosis and "integrity" in found.fix
+    assert diagnose("ModuleNotFoundError: No module named 'lmcache'\n").rule == "python-module-missing"
