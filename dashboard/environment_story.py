@@ -266,8 +266,8 @@ def find_release(service: Service, name: str) -> dict[str, Any] | None:
 
 
 def what_differs(service: Service, release: str) -> dict[str, Any]:
-    """Packages of a kept release against those of the live one: `{"known", "rows"}`, from the plans that built them."""
-    then = (find_release(service, release) or {}).get("versions")
+    """Packages of a kept release against those of the live one: `{"known", "rows"}`, from the plan that built it, or one that was made on it."""
+    then = (find_release(service, release) or {}).get("versions") or _versions_before(service, release)
     now = {row["name"]: row["version"] for row in packages(service)["rows"]} or told(told(service.packages).get("versions"))
     if not then or not now:
         return {"known": False, "rows": []}
@@ -276,6 +276,15 @@ def what_differs(service: Service, release: str) -> dict[str, Any]:
     rows = [{"name": name, "now": now.get(name), "then": then.get(name)} for name in names if now.get(name) != then.get(name)
             and not (partly and name not in now)]
     return {"known": True, "rows": rows}
+
+
+def _versions_before(service: Service, release: str) -> dict[str, str]:
+    """Packages of a release that no plan of this console built: the old side of the last plan that was made while it was in use."""
+    for job in Job.objects.filter(service=service, type__in=("plan", *BUILDS))[:LOOKED_BACK]:
+        made = told(told(job.result).get("plan"))
+        if text(made.get("current")) == release:
+            return {text(p.get("name")): text(p.get("old")) for p in listed(made.get("packages")) if text(p.get("name")) and text(p.get("old"))}
+    return {}
 
 
 def edited_in(service: Service, release: str) -> list[str]:

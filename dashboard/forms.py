@@ -10,6 +10,7 @@ from django.core.validators import RegexValidator
 
 from dashboard import dispatch
 from dashboard.models import Channel, Job, Service, ShelvedPatch
+from ops.jobs.events import JobState
 
 # Run from a service's page or card; each with the words of its button
 ACTIONS = {"restart": "Restart", "sweep": "Sweep", "smoke": "Smoke tests", "integrity": "Integrity", "warmup": "Watch warmup",
@@ -38,8 +39,14 @@ def preset_choices() -> list[tuple[str, str]]:
 
 
 def channels_for(service: Service) -> list[Channel]:
-    """Channels that a service may be redeployed from: practice ones for practice services, the others for the others."""
-    return list(Channel.objects.filter(practice=service.practice))
+    """Channels that a service may be redeployed from: practice ones for practice services, the others for the others.
+
+    First the one that its last release was built from, so that a new channel never becomes the usual one by its name; before there is one,
+    what the node itself brings.
+    """
+    last = Job.objects.filter(service=service, type__in=("redeploy", "build"), state__in=(JobState.SUCCEEDED, JobState.PARTIAL)).first()
+    usual = (last.params or {}).get("channel") if last else None
+    return sorted(Channel.objects.filter(practice=service.practice), key=lambda channel: (channel.name != usual, not channel.announced, channel.name))
 
 
 class KeyedForm(forms.Form):
@@ -52,7 +59,7 @@ class KeyedForm(forms.Form):
 
 
 class PlanForm(KeyedForm):
-    """What a redeploy should be planned from. Without a channel: the service's first."""
+    """What a redeploy should be planned from. Without a channel: the service's usual one."""
 
     channel = forms.ChoiceField(required=False)
     mode = forms.ChoiceField(required=False, choices=list(MODES.items()))

@@ -45,12 +45,13 @@ def plan_context(found: Job) -> dict[str, Any]:
     packages = made.get("packages") or []
     changed = [p for p in packages if p.get("change") != "same"]
     about_patches = {f.get("title") for f in made.get("findings") or [] if f.get("about") == "patched_files"}
-    findings = job_story.findings(found)
+    in_place = made.get("in_place") is True
+    findings = [f for f in job_story.findings(found)  # what the page's first card says anyway is left out
+                if not (in_place and f.get("about") == "rollback" and f.get("level") == "note")]
     artifacts = made.get("artifacts") or []
     estimate = job_story.downtime_estimate(found)
     started = environment_story.start_estimate(found.service).downtime_s if found.service else None
     used = Job.objects.filter(type__in=environment_story.BUILDS, params__plan_job=str(found.pk)).first()
-    in_place = made.get("in_place") is True
     return context | choices | {
         "made": made, "changed": sorted(changed, key=job_story.importance), "same": [p for p in packages if p.get("change") == "same"],
         "findings": findings, "listed": [f for f in findings if f.get("title") not in about_patches],

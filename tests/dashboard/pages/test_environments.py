@@ -12,7 +12,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from dashboard import environment_story
-from dashboard.models import Job, JobEvent, Service, ShelvedPatch
+from dashboard.forms import channels_for
+from dashboard.models import Channel, Job, JobEvent, Service, ShelvedPatch
 from tests.dashboard.pages import environment_data as said
 from tests.dashboard.pages import factory
 from tests.dashboard.pages.test_pages import text
@@ -359,6 +360,35 @@ def test_rolling_back_to_a_release_with_edits_says_that_they_come_back(visitor: 
     asked = text(visitor.get(f"{SERVICE}run/rollback/?release={edited}"))
     assert "4 files of it were edited by hand" in asked and "vllm/model_executor/models/deepseek_v2.py" in asked
     assert "edited by hand" not in text(visitor.get(f"{SERVICE}run/rollback/?release={said.NEW}"))
+
+
+def test_what_differs_from_a_release_that_nobody_built_here_comes_from_the_plan_made_on_it(visitor: Client, story: factory.Story) -> None:
+    plan = story.plan_job()
+    before = (plan.result or {})["plan"]["current"]
+    Service.objects.update(environment={}, packages={"versions": {"vllm": "0.16.0rc2.dev344+practice"}})
+    differs = environment_story.what_differs(Service.objects.get(), before)
+    assert differs == {"known": True, "rows": [{"name": "vllm", "now": "0.16.0rc2.dev344+practice", "then": "0.16.0rc2.dev313+practice"}]}
+
+
+def test_a_plan_that_the_node_refused_says_what_to_do_and_offers_other_choices(visitor: Client, story: factory.Story) -> None:
+    job = story.job("plan", params={"channel": "nightly"})
+    Job.objects.filter(pk=job.pk).update(state="failed", reason="This node does not allow the index `public`", error={
+        "kind": "refused", "what": "This node does not allow the index `public`", "why": "Allowed: none",
+        "hint": "The node's owner sets this in node.toml (index_urls)"})
+    seen = text(visitor.get(f"/plans/{job.number}/"))
+    for words in ("This node does not allow the index public", "Allowed: none", "The node's owner sets this in node.toml", "Plan with other choices"):
+        assert words in seen, words
+    assert "no steps yet" not in seen
+
+
+def test_the_usual_channel_is_the_one_of_the_last_release_not_the_first_by_name(visitor: Client, story: factory.Story) -> None:
+    Channel.objects.filter(name="practice").update(announced=True)
+    Channel.objects.create(name="a-recipe", practice=True, record={"name": "a-recipe"})
+    service = Service.objects.get()
+    assert [channel.name for channel in channels_for(service)][:1] == ["practice"]
+    job = story.redeploy(ago_s=9000)
+    Job.objects.filter(pk=job.pk).update(params={**job.params, "channel": "a-recipe"})
+    assert channels_for(service)[0].name == "a-recipe"
 
 
 def test_rolling_back_says_from_where_to_where_what_differs_and_how_long_it_is_down(visitor: Client, story: factory.Story) -> None:
