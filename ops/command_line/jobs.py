@@ -193,7 +193,7 @@ def _plan_of_environment(arguments: argparse.Namespace, channel: Channel) -> dic
     packages.read(Path(arguments.env))  # what is no environment is told before anything is resolved
     line = StatusLine()
     made = planning.make(targets.by_hand(Path(arguments.env)), channel, version=arguments.version, coupling=not arguments.no_coupling,
-                         mode="restore" if arguments.restore else "full", config=targets.config_if_any(),
+                         mode="restore" if arguments.restore else "full", options=_options(arguments), config=targets.config_if_any(),
                          progress=lambda done, total: line.show(f"{done:,} of {total:,} files"))
     line.clear()
     return made.as_dict()
@@ -270,4 +270,8 @@ def rollback(arguments: argparse.Namespace) -> int:
 
 def _params(arguments: argparse.Namespace, channel: Channel) -> dict[str, Any]:
     return {"channel": channel.name, "version": arguments.version, "coupling": not arguments.no_coupling,
-            "mode": "restore" if arguments.restore else "full"}
+            "mode": "restore" if arguments.restore else "full", "options": _options(arguments)}
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {"python": arguments.python} if arguments.python else {}

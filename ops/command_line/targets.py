@@ -41,6 +41,7 @@ def channel_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--channel", required=True, metavar="SPEC",
                         help="stable, nightly[:cu129], commit:SHA[:cu129], wheelhouse:/path, recipe:/file.json, or a JSON file with a channel")
     parser.add_argument("--version", metavar="V", help="of vllm (default: the newest in the channel)")
+    parser.add_argument("--python", metavar="V", help="interpreter of the new release, such as 3.12 (default: the one in use)")
     parser.add_argument("--no-coupling", action="store_true", help="leave coupled packages as they are installed")
     parser.add_argument("--restore", action="store_true", help="the same versions as now: only edited packages are installed anew")
 

@@ -103,6 +103,8 @@ def test_a_plan_for_a_lone_environment(environment: Path, tmp_path: Path) -> Non
     assert "1 of" in ops("plan", "--env", str(environment), "--channel", f"wheelhouse:{wheels}", TMPDIR=str(tmp_path)).stdout
     told = error_of("plan", "--env", str(environment), "--channel", "fashion")
     assert "is no channel" in told["what"]
+    told = error_of("plan", "--env", str(environment), "--channel", f"wheelhouse:{wheels}", "--python", "3.99", TMPDIR=str(tmp_path))
+    assert told["what"] == "This machine has no Python 3.99"
 
 
 def test_a_service_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
