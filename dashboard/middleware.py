@@ -95,6 +95,20 @@ class SecurityHeaders(_Middleware):
         return response
 
 
+# What turns the direction of reading (U+061C, U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069) or acts on a terminal (control characters but tab,
+# newline and carriage return), in UTF-8
+_ACTS = re.compile(rb"\xd8\x9c|\xe2\x80[\x8e\x8f\xaa-\xae]|\xe2\x81[\xa6-\xa9]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+class VisibleText(_Middleware):
+    """Pages show as a replacement character what would make a package's name, a path or a finding read otherwise than it is (S13)."""
+
+    def after(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        if isinstance(response, HttpResponse) and response.headers.get("Content-Type", "").startswith("text/html") and _ACTS.search(response.content):
+            response.content = _ACTS.sub("\ufffd".encode(), response.content)
+        return response
+
+
 class StaticFiles(WhiteNoiseMiddleware):
     """WhiteNoise, also under ASGI: its own middleware would make every request behind it hop through a thread."""
 

@@ -673,3 +673,13 @@ def crash_log() -> str:
             for n in range(60)]
     return "\n".join([*head, *worker, *tail,
                       "(APIServer pid=611582) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"]) + "\n"
+
+
+def hostile() -> Story:
+    """All that `environments` has, said by a node that wants to act on whoever reads it."""
+    from tests.dashboard.pages.hostile import spoil
+
+    story = environments()
+    story.redeploy()
+    spoil()
+    return story
