@@ -3,13 +3,15 @@
     make demo                                          # in one terminal; wait for its report
     .venv/bin/python docs/images/take.py LINK          # in another, with the sign-in link that it prints
 
-It presses the buttons that a person would press: a redeploy, a reset of the box, and a redeploy whose packages do not agree.
-Takes about four minutes.
+It presses the buttons that a person would press: a reset of the box, an integrity check, plans of every sort, a redeploy, a roll back, a recipe that
+becomes a channel, a guard that is broken (in the practice box's model folder) and applied, and a redeploy whose packages do not agree.
+Takes about eight minutes.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import re
 import sys
 import time
@@ -77,7 +79,7 @@ def take_all(camera: Camera, link: str) -> None:
     page.click("text=Sign in to Roundhouse")
     for name, path in (("fleet", "/"), ("node", "/nodes/practice/"), ("services", "/services/"), ("service", "/services/practice/kimi-k25/"),
                        ("jobs", "/jobs/"),
-                       ("benchmarks", "/benchmarks/"), ("cleanup", "/cleanup/"), ("settings", "/settings/")):
+                       ("benchmarks", "/benchmarks/"), ("cleanup", "/cleanup/")):
         camera.go(base + path)
         if name == "fleet":
             page.wait_for_timeout(3000)
@@ -108,6 +110,9 @@ def take_all(camera: Camera, link: str) -> None:
     page.wait_for_url(re.compile("/plans/"))
     camera.until("document.querySelector('[name=plan_hash]')")
     camera.take("plan")
+    plan = page.url
+    take_edits(camera, service)
+    camera.go(plan)
     page.click("form[action*='redeploy'] button:not([type])")
     page.wait_for_url(re.compile("/jobs/"))
     camera.until("document.querySelector('[data-phase=load] .state-run')")
@@ -115,6 +120,7 @@ def take_all(camera: Camera, link: str) -> None:
     camera.until("document.querySelectorAll('[data-level] .state-ok').length > 1 && document.getElementById('live')?.data?.[0].x.length > 1")
     camera.take("job-sweep")
     camera.until(ENDED)
+    take_kept(camera, service)
 
     camera.go(service)
     page.click("text=Reset practice box…")
@@ -124,6 +130,7 @@ def take_all(camera: Camera, link: str) -> None:
     camera.until(ENDED)
     camera.go(service)
     page.click("text=Plan a redeploy with other choices")
+    page.select_option("#channel", "practice")
     page.select_option("#coupling", "off")
     page.click("text=Make this plan")
     page.wait_for_url(re.compile("/plans/"))
@@ -136,6 +143,104 @@ def take_all(camera: Camera, link: str) -> None:
     camera.take("job-failed")
     camera.go(base)
     camera.take("fleet-needs-you")
+
+
+def take_edits(camera: Camera, service: str) -> None:
+    """What was edited by hand: the check, both ways out, and a plan for which there is no solution. The box has just been reset."""
+    page = camera.page
+    camera.go(f"{service}environment/")
+    camera.take("packages")
+    camera.go(f"{service}integrity/")
+    page.click("text=Check every file")
+    page.wait_for_url(re.compile("/jobs/"))
+    camera.until(ENDED)
+    camera.go(f"{service}integrity/")
+    camera.take("integrity")
+    page.click("text=Plan to restore just the changed files")
+    page.wait_for_url(re.compile("/plans/"))
+    camera.until("document.querySelector('[name=plan_hash]')")
+    page.click("text=Show differences")
+    camera.take("plan-restore")
+    camera.go(service)
+    page.click("text=Plan a redeploy with other choices")
+    page.fill("#version", "9.9.9")
+    page.click("text=Make this plan")
+    page.wait_for_url(re.compile("/plans/"))
+    camera.until(ENDED)
+    camera.go(page.url)
+    camera.take("plan-no-solution")
+
+
+def take_kept(camera: Camera, service: str) -> None:
+    """What a redeploy leaves: patches on the shelf, releases to roll back to, a recipe; then channels, and a guard that does not hold."""
+    page = camera.page
+    base = service.split("/services/")[0]
+    camera.go(f"{service}shelf/")
+    camera.take("shelf")
+    page.click("main a[href*='/shelf/'] >> text=deepseek_v2.py")
+    page.wait_for_timeout(600)
+    camera.take("patch")
+    camera.go(service)
+    page.wait_for_selector("text=Save a recipe…")
+    page.click("text=Save a recipe…")
+    page.wait_for_selector("dialog[open]")
+    page.fill("dialog [name=label]", "after the night of 2 March")
+    page.click("dialog >> text=Save the recipe")
+    page.wait_for_url(re.compile("/jobs/"))
+    camera.until(ENDED)
+    camera.go(page.url)
+    camera.take("job-recipe")
+    recipe = page.request.get(f"{page.url.split('?')[0]}recipe.json").body()
+
+    camera.go(f"{base}/settings/channels/new/")
+    camera.take("channel-presets")
+    camera.go(f"{base}/settings/channels/new/nightly/")
+    page.fill("[name=name]", "nightly")
+    page.fill("[name=variant]", "cuda 12.9")
+    page.click("form >> text=Add the channel")
+    page.wait_for_selector("[role=alert]")
+    camera.take("channel-wrong")
+    page.fill("[name=variant]", "cu129")
+    page.click("form >> text=Add the channel")
+    page.wait_for_selector("text=Channel nightly is there")
+    camera.take("channel")
+    camera.go(f"{base}/settings/channels/new/recipe/")
+    page.fill("[name=name]", "last-good")
+    page.set_input_files("[name=recipe]", {"name": "recipe.json", "mimeType": "application/json", "buffer": recipe})
+    page.click("form >> text=Add the channel")
+    page.wait_for_selector("text=Channel last-good is there")
+    camera.go(f"{base}/settings/")
+    camera.take("settings")
+
+    camera.go(service)
+    config = Path(page.inner_text("dt:has-text('Model folder') + dd").strip()) / "config.json"
+    told = json.loads(config.read_text())
+    told.setdefault("quantization_config", {})["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
+    config.write_text(json.dumps(told, indent=2) + "\n")
+    end = time.monotonic() + 90
+    while not page.locator("text=Apply…").count():  # the agent looks at guards every half minute
+        if time.monotonic() > end:
+            raise SystemExit("the agent has not seen the broken guard within 90 s")
+        page.wait_for_timeout(2000)
+        page.reload()
+    camera.take("service-guard")
+    page.click("text=Apply…")
+    page.wait_for_selector("dialog[open]")
+    page.click("dialog >> button.btn-primary")
+    page.wait_for_url(re.compile("/jobs/"))
+    camera.until(ENDED)
+    camera.go(page.url)
+    camera.take("job-guards")
+
+    camera.go(service)
+    page.click("text=Roll back… >> nth=0")
+    page.wait_for_selector("dialog[open]")
+    camera.take("rollback", full=False)
+    page.click("dialog >> button.btn-primary")
+    page.wait_for_url(re.compile("/jobs/"))
+    camera.until(ENDED)
+    camera.go(page.url)
+    camera.take("job-rollback")
 
 
 def main() -> None:

@@ -91,7 +91,7 @@ def guarded(results: list[guards.GuardResult], findings: list[dict[str, Any]]) -
             findings.append(finding("stop", f"A guard does not hold: {result.explains}", fix=result.fix,
                                      why="The service would start with another model configuration"))
     if results and all(result.holds for result in results):
-        findings.append(finding("note", f"All {len(results)} guards hold" if len(results) > 1 else "The guard holds"))
+        findings.append(finding("note", {1: "The guard holds", 2: "Both guards hold"}.get(len(results), f"All {len(results)} guards hold")))
 
 
 def at_hand(asks: Asks, drawn: Drawn, edited: Sequence[str]) -> list[PlannedPackage]:

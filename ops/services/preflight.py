@@ -167,7 +167,7 @@ def _guards(looks: _Looks, record: ServiceRecord) -> None:
             looks.add("stop", f"A guard does not hold: {result.explains}", why="The service would start with another model configuration",
                       fix=result.fix)
     if results and all(result.holds for result in results):
-        looks.add("ok", f"All {len(results)} guards hold" if len(results) > 1 else "The guard holds")
+        looks.add("ok", {1: "The guard holds", 2: "Both guards hold"}.get(len(results), f"All {len(results)} guards hold"))
 
 
 def _model(looks: _Looks, record: ServiceRecord) -> None:

@@ -107,7 +107,7 @@ def plan(*, coupling: bool = True) -> dict[str, Any]:
         {"level": "warning", "title": "4 files differ from what was installed, in `vllm`",
          "why": "The new release is built from pristine wheels: these edits will not be in it",
          "fix": "They are saved to the patch shelf before the switch", "about": "patched_files"},
-        {"level": "note", "title": "All 2 guards hold", "why": "", "fix": ""}]
+        {"level": "note", "title": "Both guards hold", "why": "", "fix": ""}]
     if not coupling:
         rows[2] = {**rows[2], "new": rows[2]["old"], "change": "same", "why": "nothing asks for another one"}
         findings.insert(0, {"level": "warning", "title": MISMATCH["title"],
