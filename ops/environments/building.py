@@ -160,9 +160,9 @@ def install(context: Context, uv: Uv, env: Path, lock: Path, channel: Channel, r
 
 
 def _restore(context: Context, record: ServiceRecord, uv: Uv, release: Path, channel: Channel, plan: planning.Plan) -> None:
-    live = releases.current(record)
-    if live is None or live.name != plan.current:
-        raise OpsError("The release in use is not the one that the plan restores", why=f"It is {live.name if live else 'none'}, not {plan.current}",
+    live, name = planning.in_use(record)
+    if live is None or name != plan.current:
+        raise OpsError("The release in use is not the one that the plan restores", why=f"It is {name or 'none'}, not {plan.current}",
                        hint="Make a new plan")
     anew = to_restore(plan)
     kept = [package["name"] for package in plan.locked if package["name"] not in anew]

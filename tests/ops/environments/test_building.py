@@ -38,6 +38,16 @@ def test_a_restored_release_has_the_same_versions_and_none_of_the_edits(record: 
     assert (release / releases.LOCK_FILE).read_text().count("--hash=sha256:") == len(told["packages"])
 
 
+def test_the_environment_of_a_record_that_nobody_adopted_is_restored_like_a_release(record: ServiceRecord, channel: Channel, patched: Path,
+                                                                                  job_context: Context):
+    record.environment, record.root = str(patched), f"{record.root}-by-hand"
+    made = plan.make(record, channel, mode="restore")
+    assert made.current == "adopted" and made.restore == ["vllm"]
+    release = releases.build(job_context, record, channel, made)
+    releases.verify(job_context, record, release, made)
+    assert packages.read(release).versions() == packages.read(patched).versions()
+
+
 def test_an_edit_made_after_the_plan_is_not_copied(record: ServiceRecord, channel: Channel, patched: Path, job_context: Context):
     made = plan.make(record, channel, mode="restore")
     with (library(patched) / "torch" / "__init__.py").open("a") as file:
