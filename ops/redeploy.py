@@ -201,7 +201,7 @@ def keep_patches(context: Context) -> str:
     saved = patches.save_to_shelf(record, current, found, job=context.job, emit=context.emit, fetch=_fetcher(context))
     shelf = record.folder / "shelf"
     context.facts["shelf"] = str(shelf / saved[0].relative_to(shelf).parts[0]) if saved else None
-    return f"{len(saved)} files saved"
+    return f"{len(saved)} file{'' if len(saved) == 1 else 's'} saved"
 
 
 def _fetcher(context: Context) -> Fetch | None:
@@ -260,7 +260,11 @@ def look_before_restart(context: Context) -> str:
 def stop(context: Context) -> str:
     record = context.the_service
     in_place.nobody_changes(context, record)
-    context.facts["state_before"] = str(manager_for(record).status().state)
+    before = context.facts["state_before"] = str(manager_for(record).status().state)
+    if before == "healthy" and (free := shutil.disk_usage(record.folder).free) < ROOM_BYTES:
+        del context.facts["state_before"]  # it is not touched
+        raise OpsError(f"The disk below `{record.folder}` is full: {free / 1e6:,.0f} MB free", why="Once stopped, nothing could be started there",
+                       kind="disk_full", hint="Make room; the service was not stopped")
     _down(context)  # saves the facts: whoever has to undo this step knows how the service was
     return stopping.stop(context, record)
 
@@ -348,8 +352,15 @@ def start_last_good(context: Context) -> str:
 
 
 def _make_room(context: Context) -> None:
-    """On a full disk nothing can be started. What filled it may be the release that was just built: it goes, so that the old one can serve."""
+    """On a full disk nothing can be started. What filled it may be the release that was just built, or the copy of an environment that is in its
+    place again: it goes, so that the old one can serve."""
+    from ops import redeploy_in_place
+
     record, name = context.the_service, context.facts.get("release")
+    if "build" not in context.facts.get("begun", []) and (change := redeploy_in_place.change_of(context)) is not None and change.begun:
+        if "install" in context.facts.get("begun", []) and shutil.disk_usage(Path(change.environment).parent).free < ROOM_BYTES:
+            context.log(f"The disk is full: {in_place.discard(record, change) or 'nothing could be removed'}")
+        return
     if name is None or shutil.disk_usage(record.folder).free >= ROOM_BYTES:
         return
     built = record.releases / name

@@ -7,11 +7,13 @@ its copy, offline, then starts the old release.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from ops import redeploy
 from ops.environments import in_place, plan
 from ops.environments.in_place import Change
+from ops.jobs.errors import OpsError
 from ops.jobs.pipeline import Context, Step
 
 
@@ -21,7 +23,7 @@ def steps(context: Context) -> list[Step]:
         Step(name="fetch", title="Fetch wheels", do=fetch, deadline_s=3600),
         Step(name="shelf", title="Keep patches", do=redeploy.keep_patches, deadline_s=600),
         Step(name="backup", title="Copy the environment", do=copy_beforehand, undo=discard, deadline_s=3600),
-        Step(name="stop", title="Stop", do=redeploy.stop, undo=redeploy.start_last_good, downtime=True, deadline_s=900),
+        Step(name="stop", title="Stop", do=redeploy.stop, undo=start_again, downtime=True, deadline_s=900),
         Step(name="gpus-free", title="GPUs free", do=redeploy.gpus_free, downtime=True, deadline_s=300),
         Step(name="install", title="Install in place", do=install, undo=put_back, downtime=True, deadline_s=3600),
         Step(name="verify", title="Verify", do=redeploy.verify, downtime=True, deadline_s=1800),
@@ -62,6 +64,16 @@ def discard(context: Context) -> str:
     """Undo of *backup*."""
     change = change_of(context)
     return in_place.discard(context.the_service, change) if change else ""
+
+
+def start_again(context: Context) -> str:
+    """Undo of *stop*. Where the old release does not start, what was half installed goes all the same: no later undo would take it away."""
+    try:
+        return redeploy.start_last_good(context)
+    except (OpsError, OSError):
+        with suppress(OpsError, OSError):  # that it does not start is what is told
+            discard(context)
+        raise
 
 
 def install(context: Context) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ops.agent.config import NodePaths
-from ops.environments import guards, integrity, packages, patches, releases
+from ops.environments import guards, integrity, packages, patches, pruning, releases
 from ops.jobs import claim, runner
 from ops.jobs.envelope import Envelope
 from ops.jobs.events import EventType, JobState
@@ -361,3 +361,99 @@ def test_no_way_back_needs_a_second_yes(fixed: PracticeNode, monkeypatch: pytest
     outcome, _ = fixed.run("redeploy", accept_no_rollback=True, **QUICK)
     assert outcome.state == JobState.SUCCEEDED, outcome
     assert [found.kind for found in releases.listing(fixed.record)] == ["in-place"]
+
+
+def other_release(node: PracticeNode) -> releases.Release:
+    assert node.run("build")[0].state == JobState.SUCCEEDED
+    return next(found for found in releases.listing(node.record) if not found.is_current)
+
+
+def test_a_release_that_lost_files_is_not_rolled_to_while_another_one_serves(node: PracticeNode) -> None:
+    built, pid = other_release(node), manager_for(node.record).status().pid
+    library = packages.site_packages(built.path)[0]
+    (library / "vllm" / "version.py").write_text("# edited since\n" + (library / "vllm" / "version.py").read_text())
+    lost = library / "vllm" / "v1" / "core" / "scheduler.py"
+    content = lost.read_bytes()
+    lost.unlink()
+    outcome, said = node.run("rollback", release=built.name, smoke=False)
+    assert (outcome.state, outcome.reason_kind, outcome.rollback) == (JobState.FAILED, "expected", "none") and "has lost 1 file" in outcome.reason
+    assert not of(said, EventType.DOWNTIME_STARTED) and manager_for(node.record).status().pid == pid
+    lost.write_bytes(content)
+    outcome, said = node.run("rollback", release=built.name, smoke=False)  # an edit is told, and goes along
+    assert outcome.state == JobState.SUCCEEDED, outcome
+    assert any("is as it was when it was verified: 1 file" in found["title"] for found in of(said, EventType.FINDING))
+
+
+@pytest.mark.slow
+def test_a_roll_back_leaves_a_release_that_is_damaged_or_whose_edits_cannot_be_saved(node: PracticeNode) -> None:
+    built, damaged = other_release(node), releases.current(node.record)
+    assert damaged is not None
+    (node.record.folder / "shelf").write_text("in the way")
+    outcome, said = node.run("rollback", release=built.name, smoke=False)
+    assert outcome.state == JobState.SUCCEEDED, outcome
+    assert any("are not on the shelf" in found["title"] for found in of(said, EventType.FINDING))
+    assert node.run("rollback", release=damaged.name, smoke=False)[0].state == JobState.SUCCEEDED
+    shutil.rmtree(damaged / "lib")
+    outcome, said = node.run("rollback", release=built.name, smoke=False)
+    assert outcome.state == JobState.SUCCEEDED, outcome
+    assert (node.state, releases.current(node.record)) == ("healthy", built.path)
+    outcome, _ = node.run("rollback", release=damaged.name)
+    assert outcome.state == JobState.FAILED and outcome.rollback == "none" and node.state == "healthy"
+
+
+@pytest.mark.slow
+def test_a_redeploy_replaces_a_release_of_which_little_is_left(node: PracticeNode) -> None:
+    live = releases.current(node.record)
+    assert live is not None
+    shutil.rmtree(live / "lib")
+    outcome, _ = node.run("redeploy", **QUICK)
+    assert outcome.state == JobState.SUCCEEDED, outcome
+    current = releases.current(node.record)
+    assert current is not None and integrity.check(current).clean and node.state == "healthy"
+
+
+@pytest.mark.slow
+def test_an_environment_in_place_that_is_gone_comes_back_from_its_copy(fixed: PracticeNode) -> None:
+    environment = releases.environment(fixed.record)
+    assert environment is not None
+    assert fixed.run("redeploy", **QUICK)[0].state == JobState.SUCCEEDED
+    shutil.rmtree(environment)
+    outcome, _ = fixed.run("rollback", release="adopted", smoke=False)
+    assert outcome.state == JobState.SUCCEEDED, outcome
+    assert fixed.state == "healthy" and packages.read(environment).version("vllm") == "0.16.0rc2.dev313+practice"
+
+
+@pytest.mark.slow
+def test_an_old_release_that_cannot_be_removed_does_not_cost_the_new_one(node: PracticeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: Any, **options: Any) -> list[str]:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(pruning, "prune", refused)
+    outcome, _ = node.run("redeploy", **QUICK)
+    assert (outcome.state, outcome.rollback) == (JobState.PARTIAL, "none"), outcome
+    live = releases.current(node.record)
+    assert live is not None and live.name == releases.last_good(node.record) and node.state == "healthy"
+
+
+@pytest.mark.slow
+def test_a_recipe_is_saved_by_a_job(node: PracticeNode) -> None:
+    assert node.run("redeploy", **QUICK)[0].state == JobState.SUCCEEDED
+    outcome, said = node.run("recipe", label="the good one")
+    assert outcome.state == JobState.SUCCEEDED, outcome
+    (told,) = of(said, EventType.RECIPE)
+    saved = json.loads((node.record.folder / "recipes" / told["name"]).read_text())
+    assert saved == told["recipe"] and saved["label"] == "the good one"
+    assert node.run("recipe", label="x", release="20200101-000000-none")[0].reason_kind == "expected"
+
+
+@pytest.mark.slow
+def test_a_restart_in_place_locks_the_environment(fixed: PracticeNode) -> None:
+    from ops.jobs.errors import Refused
+    from ops.jobs.kinds import KINDS
+
+    assert fixed.run("restart", smoke=False)[0].state == JobState.SUCCEEDED
+    locks = KINDS["restart"].locks(fixed.record.name, {})
+    envelope = Envelope.make(type="restart", node="practice", service=fixed.record.as_dict(), params={}, locks=locks,
+                             fence=claim.next_fences(fixed.paths, locks), by="test", now=time.time())
+    with pytest.raises(Refused, match="does not lock its environment"):
+        runner.run_here(fixed.paths, envelope)

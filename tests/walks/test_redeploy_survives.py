@@ -5,6 +5,7 @@ Beside the live release and in place: redeploys, roll backs, builds, and the sma
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from ops.agent.config import NodePaths
-from ops.environments import integrity, packages, releases
+from ops.environments import guards, integrity, packages, patches, releases
 from ops.jobs import checker, claim, journal, reconcile, runner
 from ops.jobs.envelope import Envelope
 from ops.jobs.kinds import KINDS
@@ -36,6 +37,7 @@ PHASES = ("before", "after", "recorded")
 QUICK = {"stop:after", "switch:recorded"}  # in every run; all pairs take three minutes
 QUICK_IN_PLACE = {"install:after"}
 QUICK_BACK = {"switch:after"}
+LAST = {"build": "prune:recorded", "guards-apply": "guards:recorded", "shelf-forget": "forget:recorded", "recipe": "recipe:recorded"}
 
 
 def places(steps: tuple[str, ...], quick: Collection[str] = ()) -> list[Any]:
@@ -81,7 +83,7 @@ class Node:
         job = self.start(type, **params)
         monkeypatch.delenv("CRASH_AT")
         said = self.end(job)
-        complete = place == ("prune:recorded" if type == "build" else "report:recorded")  # only its last word was missing
+        complete = place == LAST.get(type, "report:recorded")  # only its last word was missing
         assert said["state"] == ("succeeded" if complete else "interrupted")
         assert said["rollback"] in ("none", "done")
         kinds = [event.type for event in journal.read(journal.journal_path(self.paths, job))]
@@ -207,6 +209,36 @@ def test_a_removal_that_is_killed_leaves_a_whole_release_or_none(node: Node, mon
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("type", ["guards-apply", "shelf-forget", "recipe"])
+def test_a_small_job_that_is_killed_leaves_all_or_nothing_and_runs_again(node: Node, monkeypatch: pytest.MonkeyPatch, type: str, phase: str) -> None:
+    config = Path(node.record.model_path) / "config.json"
+    before = json.loads(config.read_text())
+    if type == "guards-apply":
+        config.write_text(json.dumps({**before, "quantization_config": {**before["quantization_config"], "kv_cache_scheme": {"type": "float"}}}))
+    if (type == "shelf-forget" and len(patches.shelf(node.record)) < 2) or node.current.name != releases.last_good(node.record):
+        for name in ("version.py", "logger.py"):
+            with (packages.site_packages(node.current)[0] / "vllm" / name).open("a") as edited:
+                edited.write(f"# {time.time()}\n")
+        assert node.end(node.start(sweep=False, smoke=False, purge=False))["state"] == "succeeded"
+    entries = [{"folder": entry["folder"], "path": entry["path"]} for entry in patches.shelf(node.record)][:2]
+    params: dict[str, Any] = {"guards-apply": {"guards": None}, "shelf-forget": {"entries": entries}, "recipe": {"label": "x"}}[type]
+    step = {"guards-apply": "guards", "shelf-forget": "forget", "recipe": "recipe"}[type]
+    recipes = len(list((node.record.folder / "recipes").glob("*.json")))
+    node.crashed(monkeypatch, f"{step}:{phase}", type, **params)
+    done = phase != "before"
+    if type == "guards-apply":
+        assert all(result.holds for result in guards.check(node.record)) == done
+    elif type == "shelf-forget":
+        assert (entries[0] in [{"folder": entry["folder"], "path": entry["path"]} for entry in patches.shelf(node.record)]) != done
+    else:
+        assert len(list((node.record.folder / "recipes").glob("*.json"))) == recipes + done
+    assert node.end(node.start(type, **params))["state"] == "succeeded"
+    assert json.loads(config.read_text()) == before
+    assert not [path.name for path in config.parent.iterdir() if ".roundhouse-" in path.name]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["node", "fixed"])
 @pytest.mark.parametrize("step", ["build", "backup", "install", "verify", "switch"])
 def test_a_kill_in_the_middle_of_a_step_leaves_a_service_that_serves(request: pytest.FixtureRequest, which: str, step: str) -> None:
@@ -306,4 +338,46 @@ def test_a_full_disk_ends_the_job_with_its_reason_and_the_service_serves(tmp_pat
         node.hold()
     finally:
         node.close()
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a file system of its own")
+@pytest.mark.parametrize("where", ["the environment's disk", "the service's folder"])
+@pytest.mark.parametrize(("type", "step"), [("redeploy", "fetch"), ("redeploy", "backup"), ("redeploy", "stop"), ("redeploy", "install"),
+                                            ("redeploy", "verify"), ("redeploy", "start"), ("rollback", "shelf"), ("rollback", "stop"),
+                                            ("rollback", "start")])
+def test_a_full_disk_leaves_an_environment_in_place_as_it_was_or_as_it_was_to_be(tmp_path: Path, where: str, type: str, step: str) -> None:
+    place = tmp_path / "box" if "environment" in where else NodePaths(tmp_path / "node").services
+    place.mkdir(parents=True)
+    (tmp_path / "node").mkdir(exist_ok=True)
+    (tmp_path / "node").chmod(0o700)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2500m", "tmpfs", str(place)], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a file system")
+    node = None
+    try:
+        node = Node(tmp_path, in_place=True)
+        target = node.two_releases() if type == "rollback" else ""
+        environment = releases.environment(node.record)
+        assert environment is not None
+        before, content = node.current.name, integrity.check(environment).digest()
+        job = node.start(type, sweep=False, purge=False, smoke=False, **({"release": target} if target else {}))
+        node.until(job, step)
+        found = reconcile.runner_of(journal.journal_path(node.paths, job))
+        assert found is not None
+        os.kill(found.pid, signal.SIGSTOP)
+        room_again = full(place)
+        os.kill(found.pid, signal.SIGCONT)
+        said = node.end(job)
+        room_again()
+        if said["rollback"] == "failed":  # nothing of ours was there to make room with
+            assert type == "rollback" if "environment" in where else step not in ("fetch", "backup", "shelf"), said
+            assert node.end(node.start("restart", smoke=False))["state"] == "succeeded"
+        if said["state"] not in ("succeeded", "partial"):
+            assert (said["state"], said["reason_kind"]) == ("failed", "expected"), said
+            assert (node.current.name, integrity.check(environment).digest()) == (before, content)
+        node.hold()
+    finally:
+        if node is not None:
+            node.close()
         subprocess.run(["umount", "-l", str(place)], check=True)
