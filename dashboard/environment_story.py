@@ -441,9 +441,14 @@ def ways(service: Service, *, planned: Sequence[dict[str, Any]] | None = None) -
     """The two ways out of a patched environment, with what each is expected to cost; unknown is None.
 
     Downloads come from `planned` (a plan's `ways`), by default from the last plan of the live release; times from earlier jobs of this service.
+    Where the environment is changed in place, the install belongs to the downtime (`in_place`): only redeploys in place tell how long that is.
     """
+    in_place = told(service.record).get("in_place") is True
+
     by_mode = {text(way.get("mode")): way for way in (planned if planned is not None else _planned_ways(service))}
-    down = start_estimate(service)
+    down = start_estimate(service) if not in_place else usual(
+        Job.objects.filter(service=service, type="redeploy", params__in_place=True, state__in=(JobState.SUCCEEDED, JobState.PARTIAL))
+        .prefetch_related("steps")[:16], downtime_of=("redeploy",))
     rows = []
     for mode, title in (("restore", "Restore just the changed files"), ("full", "Full clean redeploy")):
         way = by_mode.get(mode, {})
@@ -451,8 +456,8 @@ def ways(service: Service, *, planned: Sequence[dict[str, Any]] | None = None) -
         rows.append({"mode": mode, "title": title, "known": bool(way), "possible": way.get("possible") is not False,
                      "download": whole(way.get("download_bytes")),
                      "packages": whole(way.get("packages")), "files": whole(way.get("files")), "why": text(way.get("why")),
-                     "build_s": took, "downtime_s": down.downtime_s,
-                     "downtimes": down.downtimes, "warmup_s": down.warmup_s})
+                     "build_s": None if in_place else took, "in_place": in_place, "downtime_s": down.downtime_s,
+                     "downtimes": down.downtimes, "warmup_s": None if in_place else down.warmup_s})
     return rows
 
 

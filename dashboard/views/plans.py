@@ -46,6 +46,7 @@ def plan_context(found: Job) -> dict[str, Any]:
     changed = [p for p in packages if p.get("change") != "same"]
     about_patches = {f.get("title") for f in made.get("findings") or [] if f.get("about") == "patched_files"}
     in_place = made.get("in_place") is True
+    no_way_back = dispatch.why_no_rollback(made)
     findings = [f for f in job_story.findings(found)  # what the page's first card says anyway is left out
                 if not (in_place and f.get("about") == "rollback" and f.get("level") == "note")]
     artifacts = made.get("artifacts") or []
@@ -56,11 +57,12 @@ def plan_context(found: Job) -> dict[str, Any]:
         "made": made, "changed": sorted(changed, key=job_story.importance), "same": [p for p in packages if p.get("change") == "same"],
         "findings": findings, "listed": [f for f in findings if f.get("title") not in about_patches],
         "counted": job_story.counted(findings), "artifacts": artifacts, "artifact_bytes": sum(a.get("size_bytes") or 0 for a in artifacts),
-        "artifact_kinds": _kinds(artifacts), "estimate": estimate, "phases": _phases(estimate, in_place=in_place), "used": used,
+        "artifact_kinds": _kinds(artifacts), "estimate": estimate, "phases": _phases(estimate, in_place=in_place, way_back=not no_way_back),
+        "used": used,
         "presets": preset_choices(),
         "blocked": any(f.get("level") == "stop" for f in findings) or found.state != JobState.SUCCEEDED, "card": service_card(found.service)
         if found.service else None,
-        "in_place": in_place, "start_s": started, "no_way_back": dispatch.why_no_rollback(made),
+        "in_place": in_place, "start_s": started, "no_way_back": no_way_back,
         "rollback": environment_story.told(made.get("rollback")),
         "ways": _ways(found, made), "restored": [str(name) for name in made.get("restore") or []] if isinstance(made.get("restore"), list) else [],
         "download": _download(made, changed),
@@ -119,7 +121,7 @@ def _kinds(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(kinds.values())
 
 
-def _phases(estimate: dict[str, Any] | None, *, in_place: bool = False) -> list[dict[str, Any]]:
+def _phases(estimate: dict[str, Any] | None, *, in_place: bool = False, way_back: bool = True) -> list[dict[str, Any]]:
     """The three parts of a redeploy: before, while the service is down, after; to scale where earlier jobs give lengths.
 
     In place the install itself belongs to the downtime.
@@ -141,7 +143,8 @@ def _phases(estimate: dict[str, Any] | None, *, in_place: bool = False) -> list[
         shares = [4, 4, 4]
     low, high = (estimate or {}).get("low"), (estimate or {}).get("high")
     return [
-        {"share": shares[0], "kind": "b-done", "title": "Fetch wheels, copy the folder" if in_place else "Build and verify beside", "seconds": before,
+        {"share": shares[0], "kind": "b-done", "seconds": before,
+         "title": "Build and verify beside" if not in_place else "Fetch wheels, copy the folder" if way_back else "Fetch wheels",
          "words": "the live release serves on"},
         {"share": shares[1], "kind": "b-down", "title": "Stop, install, verify, start, warm up" if in_place else "Stop, switch, start, warm up",
          "seconds": down, "low": low, "high": high,

@@ -494,6 +494,19 @@ def test_only_a_recipe_job_has_a_recipe(visitor: Client, story: factory.Story) -
 # ---- plans ----
 
 
+def test_in_place_both_ways_say_that_the_install_is_a_part_of_the_downtime(visitor: Client, story: factory.Story) -> None:
+    service = Service.objects.get()
+    Service.objects.update(record={**service.record, "in_place": True})
+    seen = text(visitor.get(f"{SERVICE}integrity/"))
+    assert "in place: a part of the downtime" in seen and "installed anew from the same wheel, the others stay" in seen
+    assert "serves on meanwhile" not in seen
+
+
+def test_where_nothing_can_be_copied_no_copy_is_announced(visitor: Client, story: factory.Story) -> None:
+    assert "Fetch wheels, copy the folder" in text(visitor.get(f"/plans/{story.shaped_plan(in_place=True).number}/"))
+    assert "copy the folder" not in text(visitor.get(f"/plans/{story.shaped_plan(in_place=True, way_back=False).number}/"))
+
+
 def test_a_plan_in_place_says_where_the_copy_lies(visitor: Client, story: factory.Story) -> None:
     seen = text(visitor.get(f"/plans/{story.shaped_plan(in_place=True).number}/"))
     assert "This environment is changed in place" in seen
