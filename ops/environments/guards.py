@@ -410,6 +410,8 @@ class _Edit:
         if model_files.file_key(self.path) != self.key:
             raise OSError(0, "somebody else has changed it a moment ago", str(self.path))
         temporary = self.path.with_name(f".{self.path.name}.roundhouse-{os.getpid()}")
+        for left in _left_over(self.path):
+            left.unlink(missing_ok=True)
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
@@ -449,6 +451,12 @@ class _Edit:
 def _is_blob(folder: Path, target: Path) -> bool:
     """Whether the file is the model's own in a hub's cache: `models--org--name/snapshots/<revision>/config.json` links to `../../blobs/<hash>`."""
     return folder.parent.name == "snapshots" and folder.parents[1] / "blobs" in target.parents
+
+
+def _left_over(path: Path) -> list[Path]:
+    """New content of the file that never came to its place, because its writer was killed: whoever edits has the model folder for itself."""
+    start = f".{path.name}.roundhouse-"
+    return [one for one in path.parent.iterdir() if one.name.startswith(start) and one.name.removeprefix(start).isdecimal()]
 
 
 def _attributes(path: Path) -> dict[str, bytes]:
@@ -506,7 +514,8 @@ def _back_up(record: ServiceRecord, edits: Sequence[_Edit]) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(moment))
     half = root / f".{stamp}-{os.getpid()}"
     try:
-        shutil.rmtree(half, ignore_errors=True)
+        for left in root.glob(".[0-9]*-[0-9]*"):  # of one that was killed: it had changed nothing yet
+            shutil.rmtree(left, ignore_errors=True)
         half.mkdir(mode=0o700, parents=True)
         files = []
         for edit in edits:

@@ -554,3 +554,15 @@ def test_files_that_cannot_be_edited_are_left_as_they_are(model: Path, tmp_path:
     with pytest.raises(OpsError):
         guards.apply(record, record.guards)
     assert (model / "config.json").read_text() == content
+
+
+def test_what_a_killed_edit_left_goes_with_the_next_one(editable: ServiceRecord, model: Path):
+    half = model / f".config.json.roundhouse-{os.getpid()}"  # a pid that came again is no obstacle either
+    others = [model / ".config.json.roundhouse-mine", model / ".other.json.roundhouse-7"]
+    backup = editable.folder / "guard-backups" / ".20260101-000000-7"
+    backup.mkdir(parents=True)
+    for path in (half, *others, backup / "file"):
+        path.write_text("half")
+    assert guards.apply(editable)
+    assert not half.exists() and not backup.exists() and all(path.exists() for path in others)
+    assert all(result.holds for result in guards.check(editable))
