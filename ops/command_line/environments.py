@@ -97,9 +97,9 @@ def integrity(arguments: argparse.Namespace) -> int:
 
 def verify(arguments: argparse.Namespace) -> int:
     """All that a redeploy verifies, but against what is installed instead of a plan: files, requirements, coupling, interpreter, vLLM."""
+    from ops.environments import copying, releases, requirements_check
     from ops.environments import integrity as checking
     from ops.environments import packages as reading
-    from ops.environments import releases, requirements_check
 
     target = targets.read(arguments)
     if arguments.release:
@@ -122,7 +122,9 @@ def verify(arguments: argparse.Namespace) -> int:
     line.show("asking the environment's programs")
     env = dict(target.record.env) if target.record else {}
     checks.append(_program("interpreter", [target.environment / "bin" / "python", "-I", "-c", "import sys; print(sys.version.split()[0])"], env))
-    if read.version("vllm"):
+    if read.version("vllm") and (other := copying.foreign_interpreter(target.environment, "vllm")):
+        checks.append(_check("vllm", False, f"`bin/vllm` starts `{other}`, which is not of this environment: the folder was copied or renamed"))
+    elif read.version("vllm"):
         checks.append(_program("vllm", [target.environment / "bin" / "vllm", "--version"], env))
     line.clear()
     wrong = [check for check in checks if not check["holds"]]

@@ -145,6 +145,20 @@ def _split_script(content: bytes) -> tuple[str | None, bytes]:
         return None, content
 
 
+def foreign_interpreter(env: Path, script: str) -> str | None:
+    """The Python of another environment that `bin/<script>` starts; None where it starts its own, or is no script that names a Python.
+
+    So it is in a folder that was copied or renamed: scripts name the interpreter by its whole path, and no RECORD tells.
+    """
+    try:
+        head, _ = _split_script(packages.content(env / "bin" / script, REWRITTEN_LIMIT))
+    except OSError:  # not there: told where it is needed
+        return None
+    if head is None or not os.path.basename(head).startswith(("python", "pypy")):
+        return None
+    return None if os.path.realpath(os.path.dirname(head)) == os.path.realpath(env / "bin") else head
+
+
 def copy(context: Context, source: Path, target: Path, names: Collection[str], *, names_of: ServiceRecord | None = None) -> Copied:
     """Copies the distributions `names` from the environment `source` into the new, empty environment `target`.
 

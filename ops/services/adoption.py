@@ -510,7 +510,7 @@ def _stored(node: NodePaths, name: str) -> ServiceRecord | None:
 
 
 def _look_at_environment(made: Adoption) -> None:
-    from ops.environments import coupling, packages
+    from ops.environments import copying, coupling, packages
 
     record = made.record
     if not record.environment:
@@ -534,6 +534,9 @@ def _look_at_environment(made: Adoption) -> None:
         _tell(made.findings, "stop", f"`{folder}` holds practice packages (vllm {vllm})", why="Practice never mixes with real services")
     elif not os.access(folder / "bin" / "vllm", os.X_OK):
         _tell(made.findings, "stop", f"`{folder}/bin/vllm` cannot be run", why="The launcher starts it", fix="Install vllm again in that environment")
+    elif (other := copying.foreign_interpreter(folder, "vllm")) is not None:
+        _tell(made.findings, "warning", f"`{folder}/bin/vllm` starts `{other}`", why="That is not of this environment: the folder was copied or "
+              "renamed, and its programs run from the other place", fix="Adopt the environment that really serves, or install vllm again in this one")
     else:
         _tell(made.findings, "ok",
               f"Environment `{folder}`: Python {installed.python_version or 'unknown'}, {len(installed.distributions)} packages, vllm {vllm}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,17 @@ def test_what_is_wrong_exits_1_with_its_words(broken: Path) -> None:
     told = json.loads(verify.stdout)
     assert verify.returncode == 1 and {check["name"]: check["holds"] for check in told["checks"]} == {
         "files": False, "requirements": False, "coupling": False, "interpreter": True, "vllm": True}
+
+
+def test_the_programs_of_a_folder_that_was_copied_are_not_taken_for_its_own(environment: Path, tmp_path: Path) -> None:
+    """`bin/vllm` names its interpreter by its whole path: it would start what lies in the old place, and say that all is well."""
+    copied = tmp_path / "copied"
+    shutil.copytree(environment, copied, symlinks=True)
+    told = {check["name"]: check for check in json.loads(ops("verify", "--env", str(copied), "--json").stdout)["checks"]}
+    assert told["files"]["holds"] and not told["vllm"]["holds"]
+    assert f"`bin/vllm` starts `{environment}/bin/python" in told["vllm"]["detail"] and "copied or renamed" in told["vllm"]["detail"]
+    (tmp_path / "link").symlink_to(environment)
+    assert ops("verify", "--env", str(tmp_path / "link")).returncode == 0
 
 
 def test_two_fingerprints_differ_in_words(environment: Path, broken: Path, tmp_path: Path) -> None:

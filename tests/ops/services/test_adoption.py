@@ -262,6 +262,12 @@ def test_a_build_for_the_cpu_uses_no_gpu(host: Host, short_path: Path) -> None:
     assert ("It uses no GPU", "Its vllm 0.32.0+cpu is a build for the CPU") in [(found["title"], found["why"]) for found in made.findings]
 
 
+def test_an_environment_whose_programs_start_another_one_is_told(host: Host, short_path: Path) -> None:
+    (host.env / "bin" / "vllm").write_text("#!/opt/elsewhere/bin/python3\nprint('vllm')\n")
+    (found,) = [found for found in host.read("ENV/bin/vllm serve MODEL").findings if "/opt/elsewhere" in found["title"]]
+    assert found["level"] == "warning" and "copied or renamed" in found["why"]
+
+
 def test_relative_files_are_made_absolute(host: Host) -> None:
     (host.root / "tool.jinja").touch()
     made = host.read(f"[Service]\nUser={os.getuid()}\nWorkingDirectory=ROOT\n"
