@@ -17,7 +17,7 @@ from typing import Any
 from ops.agent.config import NodeConfig, NodePaths
 from ops.command_line import targets
 from ops.command_line.output import INTERRUPTED, StatusLine, WrongArguments, print_finding, print_json, size, table, tell
-from ops.jobs.errors import BadInput, OpsError
+from ops.jobs.errors import BadInput, Busy, OpsError, Refused
 from ops.jobs.events import EventType, JobState
 from ops.records import Channel, ServiceRecord
 
@@ -105,6 +105,7 @@ def execute(arguments: argparse.Namespace, type: str, record: ServiceRecord, par
     paths.make()
     params = {**params, **_in_place(record)}
     locks = sorted(kinds.KINDS[type].locks(record.name, params))
+    _put_right(paths, locks)
     envelope = Envelope.make(type=type, node=config.name, service=record.as_dict(), params=params, locks=locks, fence=claim.next_fences(paths, locks),
                              snapshot=snapshot, by=getpass.getuser(), now=time.time())
     told = Told(StatusLine(), quiet=arguments.json, verbose=getattr(arguments, "verbose", False))
@@ -114,6 +115,21 @@ def execute(arguments: argparse.Namespace, type: str, record: ServiceRecord, par
               "rollback": outcome.rollback, "steps": told.steps, "findings": told.findings, **({"shelf": told.shelf} if told.shelf else {}),
               **told.last}
     return result, _error(type, record, outcome)
+
+
+def _put_right(paths: NodePaths, locks: list[str]) -> None:
+    """Ends the job that last had one of these locks and was killed half way. An agent does that by itself; without one nobody else would, and the
+    service could not be worked on any more."""
+    from ops.jobs import claim, reconcile
+
+    for job in sorted({last for lock in locks if (last := claim.stored_fence(paths, lock)[1]) is not None}):
+        if not (paths.jobs / job).exists() or not reconcile.needs_reconciling(paths, job):
+            continue
+        print(f"Job {job} was killed half way: what it had begun is undone first", file=sys.stderr)
+        try:
+            reconcile.one(paths, job)
+        except (Busy, Refused):  # another process is at it, or still holds its lock: the claim tells
+            continue
 
 
 def _error(type: str, record: ServiceRecord, outcome: Any) -> OpsError | None:

@@ -143,6 +143,21 @@ def test_guards_fail_and_are_applied(practice: Box) -> None:
     assert error_of("guards", "--service", practice.record.name, "--preset", "x", code=2, ROUNDHOUSE_NODE_STATE=str(practice.paths.root))
 
 
+def test_guards_are_set_and_removed_by_a_job(practice: Box) -> None:
+    name, state = practice.record.name, {"ROUNDHOUSE_NODE_STATE": str(practice.paths.root)}
+    own = practice.json("guards", "--service", name)["guards"]
+    done = practice.json("guards", "--service", name, "--preset", "sm120", "--set")
+    assert (done["type"], done["state"], len(done["guards"]["results"])) == ("guards-set", "succeeded", 3), done
+    told = practice.json("guards", "--service", name)["guards"]
+    assert [one["guard"] for one in told][:2] == [one["guard"] for one in own] and told[2]["guard"]["file"] == "hf_quant_config.json"
+    assert practice.run("guards", "--service", name).stdout.splitlines()[2].startswith(" 3 ok     There is no `hf_quant_config.json`")
+    assert "guards-set of" in practice.run("guards", "--service", name, "--remove", "3").stdout
+    assert practice.json("guards", "--service", name)["guards"] == own
+    for wrong in (["--set"], ["--remove", "3"], ["--remove", "0"], ["--remove", "1", "--preset", "sm120"], ["--preset", "x", "--set"]):
+        assert error_of("guards", "--service", name, *wrong, code=2, **state)
+    assert practice.json("guards", "--service", name)["guards"] == own
+
+
 def test_a_busy_service_is_told_with_the_job_that_holds_it(practice: Box) -> None:
     lock = f"service:{practice.record.name}"
     holder = claim.stored_fence(practice.paths, lock)[1]
@@ -169,6 +184,18 @@ def test_ctrl_c_cancels_and_undoes(practice: Box) -> None:
     assert told["state"] == "cancelled" and practice.current == before
     new = {folder for folder in practice.record.releases.iterdir() if not folder.name.startswith(".")} - kept
     assert all(releases.manifest(folder) for folder in new), "nothing half built is left"
+
+
+def test_a_build_that_was_killed_is_put_right_by_the_next_command_where_no_agent_does_it(practice: Box) -> None:
+    before, kept = practice.current, set(practice.record.releases.iterdir())
+    killed = practice.run("build", *practice.channel, CRASH_AT="build:after")
+    assert killed.returncode != 0
+    (half,) = set(practice.record.releases.iterdir()) - kept
+    told = practice.run("build", *practice.channel)
+    assert told.returncode == 0, told.stderr
+    assert "was killed half way: what it had begun is undone first" in told.stderr
+    assert practice.current == before and not half.exists()
+    assert all(releases.manifest(folder) for folder in practice.record.releases.iterdir() if not folder.name.startswith("."))
 
 
 def _redeploying(practice: Box) -> bool:
