@@ -14,9 +14,10 @@ from django.http import HttpRequest
 VIEW_ACTIONS = frozenset({"view", "live"})
 OPERATOR_ACTIONS = frozenset({
     "job.plan", "job.redeploy", "job.restart", "job.warmup", "job.sweep", "job.purge", "job.smoke", "job.integrity",
-    "job.practice-reset", "job.build", "job.rollback", "job.remove-release", "job.guards-apply", "job.shelf-forget", "job.recipe", "job.cancel",
+    "job.practice-reset", "job.build", "job.rollback", "job.remove-release", "job.guards-set", "job.guards-apply", "job.shelf-forget", "job.recipe",
+    "job.cancel",
 })
-ADMIN_ACTIONS = frozenset({"job.abandon", "account.manage", "channel.manage", "node.manage", "settings.manage"})
+ADMIN_ACTIONS = frozenset({"job.adopt", "job.adopt-apply", "job.abandon", "account.manage", "channel.manage", "node.manage", "settings.manage"})
 ACTIONS = VIEW_ACTIONS | OPERATOR_ACTIONS | ADMIN_ACTIONS
 
 

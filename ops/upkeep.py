@@ -1,10 +1,10 @@
-"""Small jobs on what a service keeps: a release is removed, guards are applied, shelved patches are forgotten, a recipe is saved."""
+"""Small jobs on what a service keeps: a release is removed, guards are set or applied, shelved patches are forgotten, a recipe is saved."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ops.environments import guards, patches, releases
+from ops.environments import guard_list, guards, patches, releases
 from ops.jobs.errors import BadInput, OpsError
 from ops.jobs.events import EventType
 from ops.jobs.pipeline import Context
@@ -37,6 +37,27 @@ def apply_guards(context: Context) -> str:
     if failing:
         context.facts["partial"] = f"{len(failing)} guards still do not hold: {failing[0].explains}"
     return f"{len(applied)} files edited" if applied else "nothing had to be edited"
+
+
+def set_guards(context: Context) -> str:
+    """Params: `guards`, the whole new list (a guard of a preset may be {"preset": name}), and `before`, the list that the person saw, or null."""
+    name, config = context.the_service.name, context.config
+    own = guard_list.own_record(context.paths, name)
+    config.require_inside(own.model_path, config.model_roots, "model folder")
+    stored = guard_list.store(context.paths, name, context.params.get("guards"), seen=context.params.get("before"))
+    told = f"{len(stored.guards)} {'guard' if len(stored.guards) == 1 else 'guards'} ({len(own.guards)} before)"
+    try:
+        results = guards.check(stored)
+    except OpsError as error:
+        context.facts["partial"] = f"The guards are set, but could not be held against the model folder: {error.what}"
+        return told
+    context.emit(EventType.GUARDS, {"results": [result.as_dict() for result in results], "applied": []})
+    failing = [result for result in results if not result.holds]
+    if failing:
+        context.finding("guards", "warning", f"{len(failing)} of {len(results)} guards do not hold: {failing[0].explains}",
+                        why="A redeploy, a restart or a roll back stops before the service does", fix=failing[0].fix)
+        return f"{told}, {len(failing)} {'does' if len(failing) == 1 else 'do'} not hold"
+    return f"{told}, all hold" if results else told
 
 
 def forget_patches(context: Context) -> str:

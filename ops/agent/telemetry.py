@@ -245,11 +245,11 @@ def _record(path: Path, mtime_ns: int) -> ServiceRecord:
 
 
 def environment_stamp(record: ServiceRecord) -> Any:
-    """Changes whenever a package of the current release, or a guarded file, changes: names and times, no file is opened."""
+    """Changes whenever a package of the current release, a guard, or a guarded file changes: names and times, no file is opened."""
     from ops.environments import guards, packages, releases
 
     current = releases.current(record)
-    guarded = guards.stamp(record)
+    guarded = (record.guards, guards.stamp(record))
     if current is None:
         return (None, guarded)
     libraries = packages.site_packages(current)

@@ -69,12 +69,14 @@ def guards(arguments: argparse.Namespace) -> int:
         if arguments.preset not in known:
             raise WrongArguments(f"There are no guards called `{arguments.preset[:60]}`", hint=f"Presets: {', '.join(known)}")
         record.guards = [guard.as_dict() for guard in checking.from_preset(arguments.preset, record.model_path)]
+    if arguments.set or arguments.remove is not None:
+        return _set_guards(arguments)
     if arguments.apply:
         own = targets.service(arguments.service)
         if arguments.preset and (new := [guard for guard in record.guards if guard not in own.guards]):
             raise BadInput(f"{len(new)} guards of the preset `{arguments.preset}` are not the service's own",
                            why="Only guards of the service's record are applied, so that they hold after the next change too",
-                           hint=f"Put them into {NodePaths.default().announced / (own.name + '.json')} first: {json.dumps(new)}")
+                           hint=f"First: python -m ops guards --service {own.name} --preset {arguments.preset} --set")
         return jobs.run(arguments, "guards-apply", own, {"guards": record.guards if arguments.preset else None})
     results = [result.as_dict() for result in checking.check(record)]
     model = model_folder.look(record.model_path, record.flags)
@@ -82,16 +84,36 @@ def guards(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"service": record.name, "model_path": record.model_path, "holds": not failing, "guards": results, "model": model})
         return int(bool(failing))
-    for result in results:
-        print(f"{'ok' if result['holds'] else 'FAILS':<6} {result['explains']}")
+    for number, result in enumerate(results, start=1):
+        print(f"{number:>2} {'ok' if result['holds'] else 'FAILS':<6} {result['explains']}")
         if not result["holds"] and result["fix"]:
-            print(f"       fix: {result['fix']}")
+            print(f"          fix: {result['fix']}")
     for finding in model:
         if finding["level"] != "ok":
             print(f"{finding['level']}: {finding['title']}")
     if not results:
         print(f"Service `{record.name}` has no guards; presets: {', '.join(preset['name'] for preset in checking.presets())}")
     return int(bool(failing))
+
+
+def _set_guards(arguments: argparse.Namespace) -> int:
+    """The whole new list goes to the job, which stores it in the service's record."""
+    own = targets.service(arguments.service)
+    wanted: list[dict[str, Any]] = list(own.guards)
+    if arguments.set:
+        if not arguments.preset:
+            raise WrongArguments("Which guards?", hint="--set needs --preset NAME")
+        wanted.append({"preset": arguments.preset})
+    elif not 1 <= arguments.remove <= len(wanted):
+        raise WrongArguments(f"Service `{own.name}` has no guard {arguments.remove}", hint=f"It has {len(wanted)}, numbered from 1 in what "
+                             f"`python -m ops guards --service {own.name}` prints")
+    elif arguments.preset:
+        raise WrongArguments("--remove takes one of the service's own guards", hint="Leave --preset out")
+    else:
+        del wanted[arguments.remove - 1]
+    from ops.environments import guard_list
+
+    return jobs.run(arguments, "guards-set", own, {"guards": wanted, "before": guard_list.announced(own)})
 
 
 # ---- fingerprint ----

@@ -99,6 +99,10 @@ class EventType(StrEnum):
     FINGERPRINT = "fingerprint"
     # recipe (ops/environments/recipe.py), name (of its file)
     RECIPE = "recipe"
+    # what ops/services/adoption.py Adoption.as_dict() gives (the record with secrets hidden, findings, drop_in {path, text, hidden: a secret was left
+    # out}, node_toml), cut to what a page can show, with asked (unit, name, environment, in_place, manager), hash (of the whole record and the
+    # drop-in, keyed by the node) and stored (the record's path, once it is a service) or null
+    ADOPTION = "adoption"
     # artifacts [{path, size_bytes, kind, ...}], deleted, kept [{path, why}], freed_bytes
     PURGE_RESULT = "purge.result"
     # the four-part report (ops/report.py), as data and as "markdown"

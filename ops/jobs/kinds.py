@@ -26,6 +26,11 @@ def _purge_lock(service: str | None, params: dict[str, Any]) -> list[str]:
     return ["node:purge"]
 
 
+def _named_service_lock(service: str | None, params: dict[str, Any]) -> list[str]:
+    """Of a service that is not there yet."""
+    return [f"service:{params.get('name')}"]
+
+
 def _no_lock(service: str | None, params: dict[str, Any]) -> list[str]:
     return []
 
@@ -170,6 +175,18 @@ def _upkeep(name: str, title: str, function: str, *, undo: str = "", deadline_s:
     return steps
 
 
+def _adopt(context: Context) -> list[Step]:
+    from ops import adopting
+
+    return [Step(name="read", title="Read the unit", do=adopting.look, deadline_s=300)]
+
+
+def _adopt_apply(context: Context) -> list[Step]:
+    from ops import adopting
+
+    return [Step(name="adopt", title="Adopt", do=adopting.make_service, deadline_s=300)]
+
+
 def _practice_reset(context: Context) -> list[Step]:
     from ops import redeploy
 
@@ -208,8 +225,11 @@ KINDS: dict[str, Kind] = {kind.name: kind for kind in (
     Kind(name="remove-release", title="Remove a release of", locks=_service_lock,
          steps=_upkeep("remove", "Remove the release", "remove_release", undo="finish_removal")),
     Kind(name="guards-apply", title="Apply guards of", locks=_service_lock, steps=_upkeep("guards", "Apply guards", "apply_guards")),
+    Kind(name="guards-set", title="Set guards of", locks=_service_lock, steps=_upkeep("guards", "Set guards", "set_guards")),
     # no service lock: what lies on the shelf is done with, and nobody should wait for a sweep to tidy up
     Kind(name="shelf-forget", title="Forget patches of", locks=_purge_lock, steps=_upkeep("forget", "Forget patches", "forget_patches")),
     Kind(name="recipe", title="Save a recipe of", locks=_no_lock, steps=_upkeep("recipe", "Save the recipe", "save_recipe"), mutates=False),
+    Kind(name="adopt", title="Read a unit", locks=_no_lock, steps=_adopt, needs_service=False, mutates=False),
+    Kind(name="adopt-apply", title="Adopt", locks=_named_service_lock, steps=_adopt_apply, needs_service=False),
     Kind(name="practice-reset", title="Reset practice box", locks=_service_lock, steps=_practice_reset),
 )}

@@ -118,8 +118,8 @@ def read(unit: str, *, unit_path: Sequence[Path | str] | None = None, systemctl:
     return made
 
 
-def apply(paths: NodePaths, adoption: Adoption) -> Path:
-    """Makes it a service of this node; gives the stored record's path. The same adoption again changes nothing.
+def apply(paths: NodePaths, adoption: Adoption, *, locked: bool = False) -> Path:
+    """Makes it a service of this node; gives the stored record's path. The same adoption again changes nothing. `locked`: the caller holds the lock.
 
     Raises BadInput for an adoption with findings that stop it, Busy while a job works on a service of that name, OpsError where a folder
     cannot be written. The record is stored last: a service that is announced is whole.
@@ -131,7 +131,7 @@ def apply(paths: NodePaths, adoption: Adoption) -> Path:
         first = adoption.stops[0]
         raise BadInput(f"`{adoption.unit}` cannot be adopted: {first['title']}", why=first["why"], hint=first["fix"], findings=adoption.stops)
     paths.make()
-    held = claim.lock_all(paths, [f"service:{record.name}"])
+    held = () if locked else claim.lock_all(paths, [f"service:{record.name}"])
     try:
         launch.write(record)
         releases.adopt(record)

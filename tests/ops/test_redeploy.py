@@ -143,8 +143,8 @@ def test_an_environment_that_is_changed_in_place_is_locked_with_its_service() ->
     for kind in ("redeploy", "rollback", "restart"):
         assert KINDS[kind].locks("a", told) == ["service:a", "env:/opt/env"]
         assert KINDS[kind].locks("a", {}) == ["service:a"]
-    for kind, locks in {"build": ["service:a"], "remove-release": ["service:a"], "guards-apply": ["service:a"], "shelf-forget": ["node:purge"],
-                        "recipe": [], "plan": [], "integrity": []}.items():
+    for kind, locks in {"build": ["service:a"], "remove-release": ["service:a"], "guards-apply": ["service:a"], "guards-set": ["service:a"],
+                        "shelf-forget": ["node:purge"], "recipe": [], "plan": [], "integrity": [], "adopt": []}.items():
         assert KINDS[kind].locks("a", told) == locks
 
 

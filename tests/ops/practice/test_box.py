@@ -11,11 +11,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ops.agent.config import NodeConfig, NodePaths
-from ops.environments import guards, integrity, packages, releases
+from ops.environments import guard_list, guards, integrity, packages, releases
 from ops.jobs.errors import BadInput, OpsError
 from ops.practice import box, hand_patches, leftovers
 from ops.records import Channel, ServiceRecord
@@ -202,3 +203,18 @@ def test_settings_change_one_by_one(tmp_path: Path) -> None:
 def test_a_folder_without_a_box_has_no_settings(tmp_path: Path) -> None:
     with pytest.raises(OpsError, match="no practice box"):
         box.settings(tmp_path)
+
+
+def test_guards_that_people_set_stay_until_a_reset(own_box: PracticeBox) -> None:
+    def stored() -> list[dict[str, Any]]:
+        return list(json.loads((own_box.paths.announced / "kimi-k25.json").read_text())["guards"])
+
+    first = stored()
+    for chosen in ([{"kind": "file_present", "file": "config.json", "key": "", "value": None}], []):
+        guard_list.store(own_box.paths, "kimi-k25", chosen)
+        assert box.set_up(own_box.paths, own_box.root, speed=2.0, port=18997).guards == stored() == chosen
+    (own_box.paths.announced / "kimi-k25.json").write_text("no record")
+    assert box.set_up(own_box.paths, own_box.root, port=18997).guards == stored() == first
+    guard_list.store(own_box.paths, "kimi-k25", [])
+    box.reset(own_box.paths, own_box.root)
+    assert stored() == first
