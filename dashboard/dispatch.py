@@ -31,6 +31,7 @@ from ops.jobs.claim import REPAIRS
 from ops.jobs.envelope import Envelope
 from ops.jobs.errors import BadInput, Busy, OpsError
 from ops.jobs.events import FINAL_STATES, JobState
+from ops.records import NAME
 
 logger = logging.getLogger(__name__)
 
@@ -150,6 +151,68 @@ def start_guards_apply(*, service: Service, user: AbstractBaseUser | None, guard
     if unknown := [guard for guard in guards or [] if guard not in known]:
         raise BadInput("This guard is not one of the service's", why=str(unknown[0])[:200], hint="Reload the page")
     return start(type="guards-apply", node=service.node, service=service, user=user, idempotency_key=idempotency_key, params={"guards": guards})
+
+
+def start_guards_set(*, service: Service, guards: list[dict[str, Any]], user: AbstractBaseUser | None, idempotency_key: str | None = None) -> Job:
+    """Makes `guards` the service's list, in its record on the node. {"preset": name} stands for a preset's: the node knows which fit its model.
+
+    The order carries the list that this console knows as well: where the node has another one by then, nothing is changed.
+    """
+    from ops.environments import guard_list
+    from ops.environments.guards import presets
+
+    known = service.record.get("guards") or []
+    named = {preset["name"] for preset in presets()}
+    for one in guards:
+        if set(one) == {"preset"}:
+            if one["preset"] not in named:
+                raise BadInput(f"There is no guard preset `{str(one['preset'])[:40]}`", hint=f"Known: {', '.join(sorted(named))}")
+        elif one not in known:
+            guard_list.check(one)
+    if len(guards) > guard_list.GUARDS_MAX:
+        raise BadInput(f"That would be {len(guards)} guards", why=f"A service has at most {guard_list.GUARDS_MAX}", hint="Remove some first")
+    return start(type="guards-set", node=service.node, service=service, user=user, idempotency_key=idempotency_key,
+                 params={"guards": guards, "before": known})
+
+
+def start_adopt(*, node: Node, unit: str, user: AbstractBaseUser | None, name: str = "", environment: str = "", in_place: bool = False,
+                manager: str = "systemd", idempotency_key: str | None = None) -> Job:
+    """A read-only job that reads a systemd unit of the node and says which service it would be. Raises BadInput for a practice node."""
+    from ops.adopting import Asked
+
+    params: dict[str, Any] = {"unit": unit, "name": name, "environment": environment, "in_place": in_place, "manager": manager}
+    Asked.of(params)
+    _refuse_practice(node)
+    return start(type="adopt", node=node, user=user, idempotency_key=idempotency_key, params=params)
+
+
+def start_adopt_apply(*, read_job: Job, seen: str, user: AbstractBaseUser | None, idempotency_key: str | None = None) -> Job:
+    """Makes the unit that a job has read a service of its node, if it is still what was looked at; `seen` is its hash. Raises BadInput for another
+    one, and where a finding or the node's own limits forbid it."""
+    found = (read_job.result or {}).get("adoption")
+    if read_job.type != "adopt" or read_job.state != JobState.SUCCEEDED or not isinstance(found, dict) or not found.get("record"):
+        raise BadInput(f"Job #{read_job.number} has read no unit to the end", why=read_job.reason, hint="Read it again")
+    if not found.get("hash") or found["hash"] != seen:
+        raise BadInput("This is not what was looked at", hint="Reload the page, look at it, and adopt it then")
+    if stops := [finding for finding in found.get("findings") or [] if finding.get("level") == "stop"]:
+        raise BadInput(stops[0].get("title") or "A finding forbids it", why=stops[0].get("why", ""), hint=stops[0].get("fix", ""))
+    if lines := found.get("node_toml") or []:
+        raise BadInput(f"Node `{read_job.node.name}` does not allow it yet", why="; ".join(map(str, lines)),
+                       hint="Its owner adds these lines to its node.toml; then read the unit again")
+    name = found["record"].get("name")
+    if not isinstance(name, str) or not NAME.match(name):
+        raise BadInput(f"Job #{read_job.number} names no service", hint="Read the unit again")
+    _refuse_practice(read_job.node)
+    asked = {key: read_job.params.get(key) for key in ("unit", "environment", "in_place", "manager")}
+    return start(type="adopt-apply", node=read_job.node, user=user, idempotency_key=idempotency_key, params={
+        **asked, "name": name, "hash": found["hash"], "record": found["record"],
+        "drop_in": (found.get("drop_in") or {}).get("text"), "read_job": str(read_job.pk)})
+
+
+def _refuse_practice(node: Node) -> None:
+    if node.practice:
+        raise BadInput(f"`{node.name}` is a practice node", why="Practice never mixes with real services, so it adopts no unit",
+                       hint="Adopt it on a real node: `make up`, with a state folder of its own (ROUNDHOUSE_STATE)")
 
 
 def start_shelf_forget(*, service: Service, entries: list[ShelvedPatch], user: AbstractBaseUser | None, idempotency_key: str | None = None) -> Job:

@@ -21,12 +21,13 @@ TITLES = {
     "plan": "Plan redeploy of", "redeploy": "Redeploy", "restart": "Restart", "warmup": "Watch warmup of", "sweep": "Sweep",
     "purge": "Purge leftovers of", "smoke": "Smoke tests", "integrity": "Integrity of", "practice-reset": "Reset practice box",
     "build": "Build a release for", "rollback": "Roll back", "remove-release": "Remove a release of", "guards-apply": "Apply guards of",
-    "shelf-forget": "Forget patches of", "recipe": "Save a recipe of",
+    "shelf-forget": "Forget patches of", "recipe": "Save a recipe of", "guards-set": "Set guards of", "adopt": "Read unit", "adopt-apply": "Adopt",
 }
 TYPE_WORDS = {
     "plan": "Plan", "redeploy": "Redeploy", "restart": "Restart", "warmup": "Warmup watch", "sweep": "Sweep", "purge": "Purge",
     "smoke": "Smoke tests", "integrity": "Integrity", "practice-reset": "Reset practice box", "build": "Build", "rollback": "Roll back",
     "remove-release": "Remove a release", "guards-apply": "Apply guards", "shelf-forget": "Forget patches", "recipe": "Recipe",
+    "guards-set": "Set guards", "adopt": "Read a unit", "adopt-apply": "Adopt",
 }
 SERVING_STACK = ("vllm", "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "torch", "transformers")
 DONE_STATES = (JobState.SUCCEEDED, JobState.PARTIAL)
@@ -36,6 +37,8 @@ PARTS = 5  # colours for the parts of a whole: --part-1 to --part-5
 
 def title(job: Job) -> str:
     name = TITLES.get(job.type, job.type.capitalize())
+    if job.type in ("adopt", "adopt-apply"):  # of a service that is not there yet
+        return f"{name} {str(job.params.get('unit') or '').removesuffix('.service')[:80]}".strip()
     return name if job.type == "practice-reset" or job.service is None else f"{name} {job.service.name}"
 
 
@@ -103,6 +106,10 @@ def _environment_line(job: Job, result: dict[str, Any]) -> str:
     if job.type == "shelf-forget":
         count = len(job.params.get("entries") or [])
         return f"{count} {'patch' if count == 1 else 'patches'} forgotten"
+    if job.type in ("adopt", "adopt-apply") and result.get("adoption"):
+        from dashboard import adoption_story
+
+        return adoption_story.line(job)
     if job.type == "recipe" and (recipe := result.get("recipe")):
         return str(recipe.get("name") or "saved")
     return ""

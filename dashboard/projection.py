@@ -2,8 +2,9 @@
 
 `Job.result` gets, as the job goes on: `plan` (data of plan.made), `findings` (list, data of finding), `warmup` (`phases` as told, then `total_s`,
 `cache`), `smoke` (list, data of smoke.result), `diagnosis`, `purge`, `integrity`, `report` (data of those events), `run_ids` (list of text),
-`guards` (`results` as last checked, `applied` by the whole job), `recipe` (data of recipe), `changed` (`since`, `words`: against the last good
-start). `Job.fingerprint` is the last one that the job said. Files put on the patch shelf become rows of their own (`ShelvedPatch`).
+`guards` (`results` as last checked, `applied` by the whole job), `recipe` (data of recipe), `adoption` (data of adoption, cut), `changed` (`since`,
+`words`: against the last good start). `Job.fingerprint` is the last one that the job said. Files put on the patch shelf become rows of their own
+(`ShelvedPatch`).
 
 Events come in `seq` order and each only once: `recorder.py` sees to it.
 """
@@ -31,6 +32,7 @@ WORDS_KEPT = 200
 DEBRIS_KEPT = 200
 DIFF_LENGTH = 256 * 1024  # characters; the node cuts there, too
 FINGERPRINT_BYTES = 1024 * 1024  # some hundred packages are under 50 KB
+ADOPTION_BYTES = 128 * 1024  # of a record, and of a drop-in; a node refuses to tell longer ones
 CHANGES = ("changed", "extra", "missing")
 LEVEL_COLUMNS = ("output_tok_s", "e2e_mean_s", "e2e_p50_s", "e2e_p99_s", "ttft_p50_ms")
 
@@ -281,6 +283,21 @@ class JobProjection:
         self.job.result["guards"] = {"results": items(data.get("results"), GUARDS_KEPT), "applied": [*before, *applied][:GUARDS_KEPT]}
         self.result_dirty = True
 
+    def _adoption(self, data: dict[str, Any], at: datetime) -> None:
+        record, drop_in = data["record"], data.get("drop_in")
+        if not isinstance(record, dict) or len(json.dumps(record)) > ADOPTION_BYTES:
+            raise ValueError(f"no record of a service: {type(record).__name__}")
+        drop_in = drop_in if isinstance(drop_in, dict) else {}
+        self.job.result["adoption"] = {
+            "unit": text(data.get("unit"), 250), "user": text(data.get("user"), 80), "record": record, "hash": text(data.get("hash"), 64),
+            "files": [text(one, 1000) for one in texts(data.get("files"), 50)],
+            "findings": [{part: text(one.get(part), 4000) for part in ("level", "title", "why", "fix")} for one in items(data.get("findings"), 200)],
+            "drop_in": {"path": text(drop_in.get("path"), 1000), "text": text(drop_in.get("text"), ADOPTION_BYTES),
+                        "hidden": drop_in.get("hidden") is True},
+            "node_toml": [text(one, 8000) for one in texts(data.get("node_toml"), 20)], "stored": text(data.get("stored"), 1000) or None,
+            "adopted_before": data.get("adopted_before") is True}
+        self.result_dirty = True
+
     def _fingerprint(self, data: dict[str, Any], at: datetime) -> None:
         told = data["fingerprint"]
         if not isinstance(told, dict) or len(json.dumps(told)) > FINGERPRINT_BYTES:
@@ -360,6 +377,11 @@ def items(value: Any, most: int) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)][:most] if isinstance(value, list) else []
 
 
+def texts(value: Any, most: int) -> list[str]:
+    """The texts of what should be a list of texts, at most so many."""
+    return [one for one in value if isinstance(one, str)][:most] if isinstance(value, list) else []
+
+
 def _keeps(key: str) -> Callable[[JobProjection, dict[str, Any], datetime], None]:
     def keep(projection: JobProjection, data: dict[str, Any], at: datetime) -> None:
         projection.job.result[key] = data
@@ -395,6 +417,7 @@ _HANDLERS: dict[str, Callable[[JobProjection, dict[str, Any], datetime], None]] 
     EventType.GUARDS: JobProjection._guards,
     EventType.FINGERPRINT: JobProjection._fingerprint,
     EventType.RECIPE: _keeps("recipe"),
+    EventType.ADOPTION: JobProjection._adoption,
     EventType.PURGE_RESULT: _keeps("purge"),
     EventType.REPORT: _keeps("report"),
 }

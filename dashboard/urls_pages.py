@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from django.urls import path
 
-from dashboard.views import benchmarks, channels, environments, fleet, jobs, pages, plans, services, shelf
+from dashboard.views import adoption, benchmarks, channels, environments, fleet, guards, jobs, pages, plans, services, shelf
 
 urlpatterns = [
     path("", fleet.fleet, name="fleet"),
     path("fragments/<str:name>/", fleet.fragment, name="fleet_fragment"),
     path("nodes/<str:name>/", pages.node, name="node"),
+    path("nodes/<str:name>/adopt/", adoption.adopt, name="adopt"),
     path("services/", services.services, name="services"),
     path("services/<str:node>/<str:name>/", services.service, name="service"),
     path("services/<str:node>/<str:name>/plan/", services.plan_start, name="plan_start"),
     path("services/<str:node>/<str:name>/run/<str:action>/", services.service_run, name="service_run"),
     path("services/<str:node>/<str:name>/environment/", environments.environment, name="environment"),
     path("services/<str:node>/<str:name>/environment/lock.txt", environments.environment_lock, name="environment_lock"),
+    path("services/<str:node>/<str:name>/guards/", guards.guards_set, name="guards_set"),
     path("services/<str:node>/<str:name>/integrity/", environments.service_integrity, name="service_integrity"),
     path("services/<str:node>/<str:name>/shelf/", shelf.shelf, name="shelf"),
     path("services/<str:node>/<str:name>/shelf/<int:id>/", shelf.shelf_patch, name="shelf_patch"),
@@ -28,6 +30,7 @@ urlpatterns = [
     path("jobs/<int:number>/report.md", jobs.job_report, name="job_report"),
     path("jobs/<int:number>/integrity/", environments.integrity_result, name="integrity_result"),
     path("jobs/<int:number>/recipe.json", environments.recipe_download, name="recipe_download"),
+    path("jobs/<int:number>/adopt/", adoption.adopt_apply, name="adopt_apply"),
     path("jobs/<int:number>/abandon/", jobs.job_abandon, name="job_abandon"),
     path("jobs/<int:number>/cancel/", jobs.job_cancel, name="job_cancel"),
     path("plans/<int:number>/", plans.plan, name="plan"),

@@ -13,7 +13,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
-from dashboard import charts, diffs, dispatch, environment_story, job_story, permissions
+from dashboard import adoption_story, charts, diffs, dispatch, environment_story, job_story, permissions
 from dashboard.forms import AbandonForm
 from dashboard.models import BenchmarkRun, Job, JobEvent, JobLock, JobStep, Service
 from dashboard.views import HtmxRequest, list_response, problems, signed_in
@@ -105,6 +105,7 @@ def job_context(found: Job, wanted: str = "") -> dict[str, Any]:
         "report": (found.result or {}).get("report"), "keeps_lock": keeps_lock(found),
         "holds_locks": JobLock.objects.filter(job=found).exists(), "way_back": way_back(found), "fingerprint": fingerprint_card(found),
         "conflict": conflict_lines(found.error),
+        "unit_asked": adoption_story.asked(found) if found.type in ("adopt", "adopt-apply") and not found.node.practice else [],
     }
 
 
@@ -185,10 +186,13 @@ def panels(found: Job, step: JobStep | None, known: Any, run: BenchmarkRun | Non
         shown["integrity"] = environment_story.integrity_report(found)
     if step.name == "shelf" or found.type == "shelf-forget":
         shown["shelved"] = environment_story.saved_by(found)
-    if (told := environment_story.told(result.get("guards"))) and (found.type == "guards-apply" or step.name in ("guards", "preflight")):
+    about_guards = found.type in ("guards-apply", "guards-set") or step.name in ("guards", "preflight")
+    if about_guards and (told := environment_story.told(result.get("guards"))):
         shown["guards"] = guards_panel(told)
     if (told := environment_story.told(result.get("recipe"))) and told.get("recipe"):
         shown["recipe"] = recipe_panel(told)
+    if told := environment_story.told(result.get("adoption")):
+        shown["adoption"] = adoption_story.panel(found, told)
     if step.name == "report" and result.get("report"):
         shown["report"] = report_panel(found, run)
     if failed_here:
@@ -197,7 +201,7 @@ def panels(found: Job, step: JobStep | None, known: Any, run: BenchmarkRun | Non
         timeline = job_story.timeline(found)
         shown["timeline"] = timeline if found.rollback != "none" or len(timeline) > 2 else []
     shown["dedicated"] = any(shown.get(key) for key in ("warmup", "smoke", "sweep", "purge", "integrity", "findings", "diagnosis", "error",
-                                                        "timeline", "shelved", "guards", "recipe"))
+                                                        "timeline", "shelved", "guards", "recipe", "adoption"))
     shown["shows_progress"] = step.name not in ("warmup", "sweep")  # those have bars of their own
     shown["log"] = log_tail(found, step)
     shown["shows_log"] = not shown["dedicated"] or not found.is_final or shown["log"]["any"]
@@ -428,13 +432,17 @@ def cancel_words(found: Job) -> list[str]:
         words.append("What is deleted already stays deleted, and what is left of the release goes with the next one. The live release stays.")
     elif found.type == "guards-apply":
         words.append("Files that were edited already stay so, each with its backup beside; the others are left alone.")
+    elif found.type == "guards-set":
+        words.append("The list of guards is stored in one step: it is as it was, or as it was asked for. No file of the model folder is changed.")
+    elif found.type == "adopt-apply":
+        words.append("The service's record is stored last: if it is not there yet, there is none. The unit and its environment are not touched.")
     elif found.type == "shelf-forget":
         words.append("What is forgotten already stays so; the rest stays on the shelf.")
     elif found.type == "sweep":
         words.append(f"Finished levels are kept and marked as a cancelled run. {name} goes on serving.")
     elif found.type == "purge":
         words.append("What is deleted already stays deleted; the rest is left alone.")
-    elif found.type in ("plan", "integrity", "smoke", "warmup", "recipe"):
+    elif found.type in ("plan", "integrity", "smoke", "warmup", "recipe", "adopt"):
         words.append("It only reads, so there is nothing to put back.")
     return words
 

@@ -8,7 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_http_methods, require_safe
 
-from dashboard import environment_story
+from dashboard import adoption_forms, environment_story
 from dashboard.forms import DIAGNOSE_MAX, DiagnoseForm
 from dashboard.models import Job, Node, Service
 from dashboard.views import channels
@@ -57,6 +57,7 @@ def node(request: HttpRequest, name: str) -> HttpResponse:
     card = node_card(found)
     processes = [{**process, "gpu": gpu["index"]} for gpu in card["readings"] for process in gpu["processes"]]
     return render(request, "nodes/node.html", {"node": found, "card": card, "rows": job_rows(jobs), "processes": processes,
+                                               "adopt": adoption_forms.empty(),
                                                "environments": [_environment(service) for service in found.services.select_related("node")]})
 
 

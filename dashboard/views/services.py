@@ -10,10 +10,11 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from dashboard import charts, dispatch, environment_story, permissions
+from dashboard import adoption_forms, charts, dispatch, environment_story, guard_forms, permissions
 from dashboard.estimates import usual
 from dashboard.forms import ACTIONS, FORGET_AT_ONCE, ActionForm, PlanForm, channels_for, preset_choices
-from dashboard.models import BenchmarkRun, Job, Service, ShelvedPatch
+from dashboard.guard_forms import GuardsForm
+from dashboard.models import BenchmarkRun, Job, Node, Service, ShelvedPatch
 from dashboard.views import problems, signed_in
 from dashboard.views.environments import tab_counts
 from dashboard.views.fleet import job_rows, service_card
@@ -37,7 +38,8 @@ def services(request: HttpRequest) -> HttpResponse:
         levels = [lv for lv in run.levels.all() if lv.output_tok_s is not None] if run else []
         card["single"] = next((lv.output_tok_s for lv in levels if lv.concurrency == 1), None)
         card["peak"] = max((lv.output_tok_s for lv in levels if lv.output_tok_s is not None), default=None)
-    return render(request, "services/list.html", {"cards": cards})
+    return render(request, "services/list.html", {"cards": cards, "adopt": adoption_forms.empty(),
+                                                  "real_nodes": [] if cards else list(Node.objects.filter(practice=False)[:8])})
 
 
 @require_safe
@@ -56,6 +58,7 @@ def service(request: HttpRequest, node: str, name: str) -> HttpResponse:
         "last_good": _last_good(found), "changed": _changed(found, card), "words": environment_story.changed_words(found),
         "releases": environment_story.releases(found), "integrity": _integrity(found), "reading": tab_counts(found), "tab": "service",
         "shelf": environment_story.saves(found)[:1], "model": environment_story.model_findings(found),
+        "guards": _guards(found, card),
         "can_apply": [g for g in card["guards"] if not g.get("holds") and can_apply(g)],
     })
 
@@ -157,9 +160,24 @@ def _asked(request: HttpRequest, found: Service, card: dict[str, Any], action: s
 
 def _guards_in_order(card: dict[str, Any]) -> list[dict[str, Any]]:
     """Results of the guards in the order of the record, whose numbers a form sends back; one that was not looked at yet says nothing."""
-    def which(guard: Any) -> str:
-        told = guard if isinstance(guard, dict) else {}
-        return json.dumps([told.get("kind"), told.get("file"), told.get("key") or "", told.get("value")])
+    results = _results(card)
+    return [results.get(_which(guard), {"guard": guard, "holds": True}) for guard in card["record"].get("guards") or []]
 
-    results = {which(result.get("guard")): result for result in card["guards"]}
-    return [results.get(which(guard), {"guard": guard, "holds": True}) for guard in card["record"].get("guards") or []]
+
+def _which(guard: Any) -> str:
+    told = guard if isinstance(guard, dict) else {}
+    return json.dumps([told.get("kind"), told.get("file"), told.get("key") or "", told.get("value")])
+
+
+def _results(card: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {_which(result.get("guard")): result for result in card["guards"]}
+
+
+def _guards(found: Service, card: dict[str, Any]) -> dict[str, Any]:
+    """The guards of the record, each with what the node last found (None: it has not looked yet), and what a page needs to change them."""
+    results, own = _results(card), guard_forms.own(found)
+    rows = [{"number": number, "words": guard_forms.words(guard), "result": results.pop(_which(guard), None)} for number, guard in enumerate(own)]
+    if not own:  # told, but not of the record that is known: there is nothing to remove
+        rows = [{"number": None, "words": "", "result": result} for result in results.values()]
+    return {"rows": rows, "mark": guard_forms.mark(own), "presets": guard_forms.presets(), "kinds": guard_forms.KINDS.items(),
+            "fields": GuardsForm(service=found).shown()}

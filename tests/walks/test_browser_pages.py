@@ -59,12 +59,20 @@ def addresses(world: str, seeded: dict[str, Any]) -> dict[str, str]:
              "channel-nightly": "/settings/channels/new/nightly/", "channel-recipe": "/settings/channels/new/recipe/"}
     if world == "empty":
         return found
+    if world in ("adopting", "empty_node"):
+        found = {"services": "/services/", "node-real": "/nodes/gpu01/", "adopt": "/nodes/gpu01/adopt/"}
+        if world == "adopting":
+            found |= {"adopt-practice": "/nodes/practice/adopt/", "jobs": "/jobs/"}
+            found |= {f"job-{kind}-{number}": f"/jobs/{number}/" for number, kind, *_ in seeded["jobs"]}
+        return found
     found |= {"service": "/services/practice/kimi-k25/", "node": "/nodes/practice/", "confirm-restart": "/services/practice/kimi-k25/run/restart/",
               "confirm-sweep": "/services/practice/kimi-k25/run/sweep/", "confirm-reset": "/services/practice/kimi-k25/run/practice-reset/",
               "not-found": "/jobs/99999/", "channel": "/settings/channels/practice/"}
     service, old = "/services/practice/kimi-k25", said.OLD if world != "failing" else said.BUILT
     found |= {"environment": f"{service}/environment/", "environment-problems": f"{service}/environment/?show=problems",
-              "integrity": f"{service}/integrity/", "shelf": f"{service}/shelf/"}
+              "integrity": f"{service}/integrity/", "shelf": f"{service}/shelf/", "guards": f"{service}/guards/",
+              "guards-preset": f"{service}/guards/?preset=sm120", "guards-remove": f"{service}/guards/?remove=0",
+              "guards-by-hand": f"{service}/guards/?kind=key_equals&file=config.json&at=num_hidden_layers&value=61"}
     if world in ("full", "environments", "failing"):
         removed = said.NEW if world == "environments" else said.BUILT
         found |= {"confirm-rollback": f"{service}/run/rollback/?release={old if world == 'full' else said.BUILT}",
@@ -109,7 +117,7 @@ def look(page: Any, name: str) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("world", ["empty", "full", "failing", "warming", "environments"])
+@pytest.mark.parametrize("world", ["empty", "empty_node", "full", "failing", "warming", "environments", "adopting"])
 def test_every_page_looks_right(console: BrowserConsole, browser: Browser, world: str) -> None:
     seeded = console.seed(world)
     wrong: list[str] = []

@@ -116,3 +116,46 @@ CONFLICT = {"kind": "no_solution", "what": "`vllm==0.17.1` needs `torch==2.10.0`
                    "vllm==0.17.1 are incompatible.", "facts": {"conflicts": ["`vllm==0.17.1` needs `torch==2.10.0`", "`torch==2.9.1` is asked for"]}}
 CAME_BACK = ("The edit to `vllm/model_executor/models/deepseek_v2.py` came back through uv's cache: the cache had the edited file, so a new "
              "environment got it too. It was cleaned and installed anew")
+
+
+ADOPTED = {
+    "name": "glm-5", "manager": "systemd", "unit": "vllm.service", "root": "/srv/roundhouse/node/services/glm-5",
+    "model_path": "/data/models/GLM-5-FP8", "served_model_name": "glm-5", "base_url": "http://127.0.0.1:8000",
+    "flags": ["--tensor-parallel-size", "8", "--port", "8000", "--max-model-len", "131072", "--tool-call-parser", "glm45"],
+    "env": {"NCCL_DEBUG": "WARN", "HF_TOKEN": "[redacted]"}, "gpus": list(range(8)), "guards": [], "artifact_roots": [], "target_tok_s": [],
+    "practice": False, "environment": "/opt/vllm", "in_place": False, "env_files": ["-/etc/vllm.env"], "keep_releases": 5, "keep_bytes": None}
+DROP_IN = """# /etc/systemd/system/vllm.service.d/50-roundhouse.conf
+# Starts service `glm-5` by Roundhouse's launcher. An admin installs it once.
+[Service]
+ExecStart=
+ExecStart=/usr/bin/numactl --interleave=all /srv/roundhouse/node/services/glm-5/launch
+"""
+
+
+def adoption(*, stops: bool = False, lines: bool = False, stored: bool = False, process: bool = False) -> dict[str, Any]:
+    """What a real node says of a unit that it read."""
+    record = {**ADOPTED, **({"manager": "process", "unit": ""} if process else {})}
+    findings = [
+        {"level": "warning", "title": "`HF_TOKEN` stands in the unit in clear text",
+         "why": "Every user of this host can read it by `systemctl show`; it comes into the record, which only the agent's user can read",
+         "fix": "Move it into a file of mode 0600, and name that in EnvironmentFile="},
+        {"level": "note", "title": "`/usr/bin/numactl \u2026` stays in front of the launcher, in the drop-in", "why": "It is no part of the record",
+         "fix": ""},
+        {"level": "note", "title": "Starting and stopping of systemd units is not there yet",
+         "why": "Its pages, packages, builds and measurements work; `systemctl` restarts it",
+         "fix": "To let Roundhouse start the server itself, stop and disable the unit and adopt it with --manager process"},
+        {"level": "ok", "title": "Model folder `/data/models/GLM-5-FP8`", "why": "", "fix": ""},
+        {"level": "ok", "title": "Environment `/opt/vllm`: Python 3.12.3, 214 packages, vllm 0.17.1", "why": "", "fix": ""}]
+    if stops:
+        findings.insert(0, {"level": "stop", "title": "The environment was not found", "why": "`exec $SERVER` is decided at the start",
+                            "fix": "Name it with --environment"})
+    toml = ['model_roots = ["/data/models"]', 'units = ["vllm.service"]'] if lines else []
+    if lines:
+        findings.insert(0, {"level": "warning", "title": "`/srv/roundhouse/node/node.toml` does not allow it yet",
+                            "why": "Jobs on this service are refused until its owner adds: " + "; ".join(toml),
+                            "fix": "Change these lines of /srv/roundhouse/node/node.toml, then start the node again"})
+    return {"unit": "vllm.service", "files": ["/etc/systemd/system/vllm.service", "/etc/systemd/system/vllm.service.d/gpus.conf"], "user": "llm",
+            "record": record, "findings": findings, "node_toml": toml, "adopted_before": stored, "hash": "a" * 64,
+            "drop_in": {"path": "/etc/systemd/system/vllm.service.d/50-roundhouse.conf", "text": DROP_IN, "hidden": False},
+            "asked": {"unit": "vllm", "name": "glm-5", "environment": "", "in_place": False, "manager": record["manager"]},
+            "stored": "/srv/roundhouse/node/services.d/glm-5.json" if stored else None}

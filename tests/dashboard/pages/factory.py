@@ -192,13 +192,34 @@ class Story:
         self.the_service.refresh_from_db()
         return self.the_service
 
+    def real_node(self) -> Node:
+        """A node that is no practice box, with nothing on it yet."""
+        self.real, _ = Node.objects.update_or_create(name="gpu01", defaults={
+            "practice": False, "announced_at": timezone.now(), "seen_at": timezone.now(), "facts": {}, "telemetry": {}})
+        return self.real
+
+    def adoption_job(self, type: str = "adopt", *, ago_s: float = 60.0, error: dict[str, Any] | None = None, told: dict[str, Any] | None = None,
+                     **shape: bool) -> Job:
+        """A unit of the real node that was read, or adopted; `error`: it came to nothing."""
+        found = told or said.adoption(**shape)
+        step = ("read", "Read the unit", False) if type == "adopt" else ("adopt", "Adopt", False)
+        params = {**found["asked"], **({"hash": found["hash"], "record": found["record"]} if type != "adopt" else {})}
+        job = self.job(type, ago_s=ago_s, params=params, steps=(step,), of=self.real)
+        if error is not None:
+            self.step(job, step[0], outcome="failed", note=error["what"], took=0.1)
+            return self.end(job, "failed", reason=error["what"], error=error, duration_s=0.2)
+        self.step(job, step[0], end=False)
+        self.say(job, EventType.ADOPTION, **found)
+        self.finish_step(job, step[0], note="it can become service `glm-5`", took=0.1)
+        return self.end(job, duration_s=0.3)
+
     # ---- jobs ----
 
     def job(self, type: str, *, ago_s: float = 0.0, params: dict[str, Any] | None = None, claimed: bool = True,
-            steps: Any = (), state: str | None = None) -> Job:
+            steps: Any = (), state: str | None = None, of: Node | None = None) -> Job:
         self.number += 1
-        job = Job.objects.create(number=self.number, type=type, node=self.the_node, service=self.the_service, params=params or {}, by=self.user,
-                                 practice=True,
+        job = Job.objects.create(number=self.number, type=type, node=of or self.the_node, service=None if of else self.the_service,
+                                 params=params or {}, by=self.user, practice=of is None,
                                  envelope={"snapshot": {"channel": CHANNEL}})
         self.at = time.time() - ago_s
         Job.objects.filter(pk=job.pk).update(created_at=datetime.fromtimestamp(self.at, UTC))
@@ -225,7 +246,7 @@ class Story:
 
     def step(self, job: Job, name: str, *, outcome: str = "done", note: str | None = None, log: str = "", index: int = 0, end: bool = True,
              took: float | None = None) -> None:
-        title = next((t for n, t, _ in STEPS if n == name), name.capitalize())
+        title = next((t for n, t, _ in STEPS if n == name), {"read": "Read the unit"}.get(name, name.capitalize()))
         self.say(job, EventType.STEP_STARTED, step=name, title=title, index=next((i for i, (n, _, _) in enumerate(STEPS) if n == name), index),
                  deadline_s=600)
         if log:
@@ -351,6 +372,12 @@ class Story:
         self.say(job, EventType.GUARDS, results=said.guards(holding=True), applied=said.APPLIED)
         self.finish_step(job, "guards", note="1 file edited, 3 of 3 hold", took=0.3)
         made["guards-apply"] = self.end(job, duration_s=0.5)
+        job = self.job("guards-set", ago_s=1350, params={"guards": [*RECORD["guards"], {"preset": "complete"}], "before": RECORD["guards"]},
+                       steps=(("guards", "Set guards", False),))
+        self.say(job, EventType.STEP_STARTED, step="guards", title="Set guards", index=0, deadline_s=300)
+        self.say(job, EventType.GUARDS, results=said.guards(holding=True), applied=[])
+        self.finish_step(job, "guards", note="3 guards (2 before), all hold", took=0.3)
+        made["guards-set"] = self.end(job, duration_s=0.5)
         job = self.job("shelf-forget", ago_s=1300, params={"entries": [{"folder": f"20260302-120000-{OLD}", "path": PATCHED[3]["path"]}]},
                        steps=(("forget", "Forget", False),))
         self.say(job, EventType.SHELF_FORGOTTEN, folder=f"20260302-120000-{OLD}", path=PATCHED[3]["path"])
@@ -617,6 +644,31 @@ def environments() -> Story:
     story.shaped_plan(in_place=True, ago_s=500)
     story.shaped_plan(in_place=True, way_back=False, ago_s=400, download_bytes=None)
     story.impossible_plan()
+    return story
+
+
+def adopting() -> Story:
+    """A real node beside the practice box, and units of it: read, not allowed yet, forbidden, changed since, adopted in both ways."""
+    story = Story()
+    story.node()
+    story.service()
+    story.real_node()
+    story.adoption_job(ago_s=900, stops=True)
+    story.adoption_job(ago_s=800, lines=True)
+    story.adoption_job(ago_s=700)
+    story.adoption_job("adopt-apply", ago_s=600, error={
+        "kind": "differs", "what": "`vllm.service` is not what was looked at any more", "facts": {},
+        "why": '`base_url` was "http://127.0.0.1:8000", is "http://127.0.0.1:8001"; `flags` was ["--port", "8000"], is ["--port", "8001"]',
+        "hint": "Nothing was changed. Read it again, and look at what it is now"})
+    story.adoption_job("adopt-apply", ago_s=500, stored=True)
+    story.adoption_job("adopt-apply", ago_s=400, stored=True, process=True)
+    return story
+
+
+def empty_node() -> Story:
+    """A real node without a service: where a person with a server of their own begins."""
+    story = Story()
+    story.real_node()
     return story
 
 
