@@ -218,7 +218,7 @@ def take_kept(camera: Camera, service: str) -> None:
     told.setdefault("quantization_config", {})["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
     config.write_text(json.dumps(told, indent=2) + "\n")
     end = time.monotonic() + 90
-    while not page.locator("text=Apply…").count():  # the agent looks at guards every half minute
+    while not (page.locator("text=Apply…").count() and page.locator("text=config.json was changed").count()):  # the agent looks twice a minute
         if time.monotonic() > end:
             raise SystemExit("the agent has not seen the broken guard within 90 s")
         page.wait_for_timeout(2000)
