@@ -87,6 +87,9 @@ def integrity(arguments: argparse.Namespace) -> int:
         print(f"{finding.change:<8} {finding.package or '-':<24} {checking.shown(finding.path)}{f'  ({finding.note})' if finding.note else ''}")
     for problem in report.problems:
         print(f"problem  {problem}")
+    if report.as_in_wheel:
+        names = ", ".join(sorted({f"`{found.package}`" for found in report.as_in_wheel}))
+        print(f"note: {len(report.as_in_wheel)} files of {names} are not as RECORD says, but as their wheel has them: it was published like that")
     if report.clean:
         print(f"Clean: {report.checked_files:,} files of {report.distributions} packages are as installed")
     else:
