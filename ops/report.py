@@ -139,14 +139,16 @@ def _reinstall_lines(report: dict[str, Any]) -> list[str]:
     if part is None:
         return ["Not reached."]
     how = "changed in place, the one before was" if report["in_place"] else "built beside"
-    lines = [f"Release `{report['release']['after']}`, {how} `{report['release']['before']}`.", "",
-             "| package | before | after | why |", "| --- | --- | --- | --- |"]
+    lines = [f"Release `{report['release']['after']}`, {how} `{report['release']['before']}`.", ""]
+    if part["changed"]:
+        lines += ["| package | before | after | why |", "| --- | --- | --- | --- |"]
     lines += [f"| {p['name']} | {p['old'] or 'absent'} | {p['new'] or 'removed'} | {p['why']} |" for p in part["changed"]]
     checked = f" {part['files_checked']:,} files match RECORD." if part["files_checked"] is not None else ""
-    lines += ["", f"{len(part['changed'])} changed, {part['same_count']} stayed.{checked}"]
+    lines += [*([""] if part["changed"] else []), f"{len(part['changed'])} changed, {part['same_count']} stayed.{checked}"]
     if part["patched"]:
         names = ", ".join(f"`{p['path'].rsplit('/', 1)[-1]}`" for p in part["patched"])
-        lines.append(f"{len(part['patched'])} patched files of the old release are on the patch shelf: {names}.")
+        told = "1 patched file of the old release is" if len(part["patched"]) == 1 else f"{len(part['patched'])} patched files of the old release are"
+        lines.append(f"{told} on the patch shelf: {names}.")
     lines += [f"{leak}." for leak in part["cache_leaks"]]
     if part["mode"] == "restore":
         lines.append("Packages that nobody had touched were copied from the release before, and held against RECORD again.")

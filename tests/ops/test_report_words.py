@@ -1,0 +1,24 @@
+"""The part of a report that says what was installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ops import report
+
+
+def lines(changed: list[dict[str, Any]], patched: list[dict[str, Any]]) -> str:
+    part = {"changed": changed, "same_count": 148, "files_checked": 34_880, "patched": patched}
+    return "\n".join(report._reinstall_lines({"kind": "redeploy", "in_place": True, "release": {"before": "adopted", "after": "new"}, "reinstall": part}))
+
+
+def test_a_redeploy_of_the_same_versions_has_no_empty_table_and_one_file_is_one() -> None:
+    told = lines([], [{"path": "lib/vllm/config.py"}])
+    assert "|" not in told and "0 changed, 148 stayed. 34,880 files match RECORD." in told
+    assert "1 patched file of the old release is on the patch shelf: `config.py`." in told
+
+
+def test_a_change_is_a_row_of_the_table() -> None:
+    told = lines([{"name": "vllm", "old": "0.16.0", "new": None, "why": "asked for"}], [{"path": "a"}, {"path": "b"}])
+    assert "| package | before | after | why |\n| --- | --- | --- | --- |\n| vllm | 0.16.0 | removed | asked for |\n\n1 changed" in told
+    assert "2 patched files of the old release are on the patch shelf" in told
