@@ -8,8 +8,9 @@ from ops import report
 
 
 def lines(changed: list[dict[str, Any]], patched: list[dict[str, Any]]) -> str:
-    part = {"changed": changed, "same_count": 148, "files_checked": 34_880, "patched": patched}
-    return "\n".join(report._reinstall_lines({"kind": "redeploy", "in_place": True, "release": {"before": "adopted", "after": "new"}, "reinstall": part}))
+    part = {"changed": changed, "same_count": 148, "files_checked": 34_880, "patched": patched, "cache_leaks": []}
+    whole = {"kind": "redeploy", "in_place": True, "release": {"before": "adopted", "after": "new"}, "reinstall": part}
+    return "\n".join(report._reinstall_lines(whole))
 
 
 def test_a_redeploy_of_the_same_versions_has_no_empty_table_and_one_file_is_one() -> None:
