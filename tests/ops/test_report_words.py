@@ -8,7 +8,7 @@ from ops import report
 
 
 def lines(changed: list[dict[str, Any]], patched: list[dict[str, Any]]) -> str:
-    part = {"changed": changed, "same_count": 148, "files_checked": 34_880, "patched": patched, "cache_leaks": []}
+    part = {"changed": changed, "same_count": 148, "files_checked": 34_880, "patched": patched, "cache_leaks": [], "mode": "full"}
     whole = {"kind": "redeploy", "in_place": True, "release": {"before": "adopted", "after": "new"}, "reinstall": part}
     return "\n".join(report._reinstall_lines(whole))
 
