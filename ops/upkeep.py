@@ -14,8 +14,13 @@ def remove_release(context: Context) -> str:
     """Params: `release`."""
     record = context.the_service
     release = releases.inside(record, str(context.params.get("release") or ""))
+    release = releases.check_removable(record, release)
+    kept = 0
+    if releases.kind_of(record, release) != "adopted":  # of which only the link goes
+        kept = patches.keep_edits(record, release, job=context.job, emit=context.emit,
+                                  progress=lambda done, total: context.progress(done, total, "files"))
     releases.remove(record, release)
-    return f"{release.name} is gone"
+    return f"{release.name} is gone" + (f"; {kept} edited files are on the shelf" if kept else "")
 
 
 def finish_removal(context: Context) -> str:

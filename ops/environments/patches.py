@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from ops.environments import packages, text_diff
+from ops.environments import integrity, packages, text_diff
 from ops.environments.integrity import FileFinding, IntegrityReport
 from ops.environments.pristine import Fetch, Pristine, caches_of, environments_beside
 from ops.jobs.errors import BadInput, OpsError
@@ -41,6 +41,20 @@ TOLD_FILES = 500  # events of one save
 TOLD_DEBRIS = 20  # findings of debris a file
 _BLOCK = 1024 * 1024
 _FOLDER = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9A-Za-z][0-9A-Za-z.+_!-]{0,140}\Z")
+
+
+def keep_edits(record: ServiceRecord, release: Path, *, job: str | None = None, emit: Reporter | None = None,
+               progress: integrity.Progress | None = None) -> int:
+    """Holds a release that is about to be removed against its RECORDs and saves what somebody edited in it; gives the number of files saved.
+
+    Edits made while it was in use are on the shelf since it was replaced, and are not saved twice. A folder that is no environment any more
+    has nothing to compare with: 0. Raises OpsError if a file cannot be saved: then the release may not be removed.
+    """
+    try:
+        report = integrity.check(release, progress=progress)
+    except BadInput:  # half deleted, or never one
+        return 0
+    return len(save_to_shelf(record, release, report, job=job, emit=emit)) if report.changed or report.extra else 0
 
 
 def save_to_shelf(record: ServiceRecord, release: Path, report: IntegrityReport, *, wheels: Path | None = None, job: str | None = None,

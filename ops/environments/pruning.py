@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ops.environments import releases
+from ops.environments import patches, releases
 from ops.environments.releases import Release
 from ops.jobs.errors import OpsError
 from ops.jobs.pipeline import Context
@@ -15,9 +15,10 @@ from ops.services import state
 def prune(context: Context | None, record: ServiceRecord, *, keep: Sequence[str | None] = ()) -> list[str]:
     """Removes the oldest releases that are too many or too large together; gives their names.
 
-    Also verified ones that never came into use (of redeploys that failed). Never: the one in use, the last good one, the newest verified one
-    that is older than the one in use (the way back), the one that was in use before, `keep`, one that is being built, and the environment
-    that was here before us, of which nothing is ours. Those that must stay count as well. Raises OpsError if a folder cannot be removed.
+    What somebody edited in them goes onto the patch shelf first. Also verified ones that never came into use (of redeploys that failed).
+    Never: the one in use, the last good one, the newest verified one that is older than the one in use (the way back), the one that was in
+    use before, `keep`, one that is being built, and the environment that was here before us, of which nothing is ours. Those that must stay
+    count as well. Raises OpsError if a folder cannot be removed, or an edit cannot be saved.
     """
     releases.finish_removals(record)
     listed = releases.listing(record)
@@ -34,6 +35,7 @@ def prune(context: Context | None, record: ServiceRecord, *, keep: Sequence[str 
         if release.is_current or release.name in staying or releases.is_being_built(release.path):
             continue
         size = sizes.get(release.name)
+        patches.keep_edits(record, release.path, job=context.job if context else None, emit=context.emit if context else None)
         releases.remove(record, release.path)
         removed.append(release.name)
         if context is not None:

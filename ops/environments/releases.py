@@ -387,6 +387,15 @@ def remove(record: ServiceRecord, release: Path) -> None:
 
     Raises BadInput for the one in use, the last good one, one that is being built, and whatever is not below `releases`.
     """
+    release = check_removable(record, release)
+    if release.is_symlink():
+        _remove_link(record, release)
+    else:
+        take_away(release)
+
+
+def check_removable(record: ServiceRecord, release: Path) -> Path:
+    """The release's own folder. Raises BadInput as `remove` does; nothing is removed."""
     release = own(record, release)
     live = current(record)
     if live is not None and live.name == release.name:
@@ -395,12 +404,9 @@ def remove(record: ServiceRecord, release: Path) -> None:
         raise BadInput(f"The release `{release.name}` is the last good one", why="It is the way back if the next one fails")
     if is_being_built(release):
         raise BadInput(f"The release `{release.name}` is being built", hint="Wait for that job to end, or cancel it")
-    if release.is_symlink():
-        _remove_link(record, release)
-    elif release.is_dir():
-        take_away(release)
-    else:
+    if not release.is_symlink() and not release.is_dir():
         raise BadInput(f"There is no release `{release.name}`")
+    return release
 
 
 def _remove_link(record: ServiceRecord, release: Path) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
 
@@ -77,3 +79,18 @@ def test_what_was_in_use_before_stays_when_the_clock_was_set_back(record: Servic
     releases.mark_good(record, five[0])
     assert pruning.prune(None, dataclasses.replace(record, keep_releases=2)) == [five[1].name, five[2].name, five[3].name]
     assert names(record) == [1, 5]
+
+
+def test_what_somebody_edited_in_a_release_is_on_the_shelf_before_it_goes(record: ServiceRecord, five: list[Path]):
+    """Edits are shelved when a release is replaced; this one was made in a release that nobody runs any more."""
+    library = five[0] / "lib" / "python3.11" / "site-packages"
+    info = library / "thing-1.dist-info"
+    info.mkdir(parents=True)
+    (five[0] / "pyvenv.cfg").write_text("version = 3.11.7\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: thing\nVersion: 1\n")
+    (library / "thing.py").write_text("x = 1\n")
+    digest = base64.urlsafe_b64encode(hashlib.sha256(b"x = 1\n").digest()).rstrip(b"=").decode()
+    (info / "RECORD").write_text(f"thing.py,sha256={digest},6\nthing-1.dist-info/METADATA,,\nthing-1.dist-info/RECORD,,\n")
+    (library / "thing.py").write_text("x = 2  # mine\n")
+    assert pruning.prune(None, dataclasses.replace(record, keep_releases=4)) == [five[0].name]
+    assert [path.read_text() for path in (record.folder / "shelf").glob("*/files/lib/*/site-packages/thing.py")] == ["x = 2  # mine\n"]
