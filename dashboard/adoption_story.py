@@ -26,6 +26,8 @@ def panel(job: Job, said: dict[str, Any]) -> dict[str, Any]:
     found = [{**finding, "fix": _of_the_form(text(finding.get("fix")))} for finding in listed(said.get("findings"))]
     found.sort(key=lambda finding: ORDER.get(finding.get("level", ""), 2))
     lines = [line for line in said.get("node_toml") or [] if isinstance(line, str)]
+    if lines:  # shown above the findings, with what to do on a page: read it again
+        found = [finding for finding in found if not text(finding.get("title")).endswith("does not allow it yet")]
     counted = job_story.counted(found)
     name = text(record.get("name"))
     reads = job.type == "adopt"
