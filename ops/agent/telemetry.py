@@ -198,6 +198,11 @@ class Telemetry:
             except OpsError as error:  # no environment any more, or a broken one: said in its place, the other services are read all the same
                 self._stamps.pop(record.name, None)
                 self._packages[record.name] = {**unread_packages(), "problem": error.what}
+            except Exception as error:  # a fault of ours met by one environment; the node must announce itself and its other services all the same
+                if (self._packages.get(record.name) or {}).get("problem") != (told := f"It could not be read: {type(error).__name__}: {error}"[:500]):
+                    log.exception("the packages of service `%s` cannot be read", record.name)
+                self._stamps.pop(record.name, None)
+                self._packages[record.name] = {**unread_packages(), "problem": told}
         self._packages_read = True
 
     def _check_integrity(self) -> None:

@@ -151,3 +151,17 @@ def test_a_service_without_a_release_is_announced_without_versions(node: FakeNod
 def test_a_damaged_record_is_left_out(node: FakeNode, running: Telemetry) -> None:
     (node.paths.announced / "bad.json").write_text("{")
     assert [found.name for found in telemetry.records(node.paths)] == ["a"]
+
+
+def test_an_environment_that_nobody_can_read_keeps_the_node_from_nothing(
+        running: Telemetry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, record: ServiceRecord) -> None:
+    def breaks(record: ServiceRecord) -> None:
+        raise ZeroDivisionError("nobody thought of it")
+
+    until(running.is_ready, 10)
+    monkeypatch.setattr(telemetry, "packages_of", breaks)
+    distribution(record.current / "lib" / "python3.11" / "site-packages", "transformers", "5.0")
+    told = until(lambda: running.announcement()["services"][0]["packages"].get("problem"), 10)
+    assert told == "It could not be read: ZeroDivisionError: nobody thought of it"
+    time.sleep(0.7)
+    assert [line.getMessage() for line in caplog.records].count("the packages of service `a` cannot be read") == 1  # told once, not at each look
