@@ -84,10 +84,11 @@ def start(*, type: str, node: str | Node, service: str | Service | None = None, 
 
 
 def start_plan(*, service: Service, channel: Channel, user: AbstractBaseUser | None, version: str | None = None, coupling: bool = True,
-               mode: str = "full", idempotency_key: str | None = None) -> Job:
+               mode: str = "full", options: dict[str, Any] | None = None, idempotency_key: str | None = None) -> Job:
     """A read-only job that says what a redeploy would do. Practice channels are for practice services, and the other way round.
 
     `mode`: "full" (all wheels of the channel, resolved anew) or "restore" (the versions of now; only what was edited is installed anew).
+    `options`: those of ops/environments/plan.py (`python`, `allow_variant_change`); the node checks them.
     """
     if channel.practice != service.practice:
         raise BadInput(f"Channel `{channel.name}` is not for service `{service.name}`", why="Practice packages never meet a real service",
@@ -95,7 +96,8 @@ def start_plan(*, service: Service, channel: Channel, user: AbstractBaseUser | N
     if mode not in MODES:
         raise BadInput(f"There is no way to redeploy called `{mode[:40]}`", hint=f"Use one of {', '.join(MODES)}")
     return start(type="plan", node=service.node, service=service, user=user, idempotency_key=idempotency_key,
-                 params={"channel": channel.name, "version": version, "coupling": coupling, "mode": mode}, snapshot={"channel": channel.record})
+                 params={"channel": channel.name, "version": version, "coupling": coupling, "mode": mode, "options": dict(options or {})},
+                 snapshot={"channel": channel.record})
 
 
 def start_redeploy(*, plan_job: Job, user: AbstractBaseUser | None, options: dict[str, Any], idempotency_key: str | None = None) -> Job:
@@ -265,7 +267,7 @@ def _confirmed(plan_job: Job) -> tuple[dict[str, Any], dict[str, Any], dict[str,
         raise BadInput(stops[0].get("title", "The plan has a finding that stops it"), why=stops[0].get("why", ""), hint=stops[0].get("fix", ""))
     asked = plan_job.params
     params = {"plan_job": str(plan_job.id), "plan_hash": plan.get("hash"), "channel": asked.get("channel"), "version": asked.get("version"),
-              "coupling": asked.get("coupling", True), "mode": asked.get("mode", "full")}
+              "coupling": asked.get("coupling", True), "mode": asked.get("mode", "full"), "options": asked.get("options") or {}}
     # The event rather than the row's summary: what was looked at is what is built, even if the summary should be shortened one day
     event = JobEvent.objects.filter(job=plan_job, type="plan.made").order_by("-seq").first()
     return plan, params, {"channel": plan_job.envelope["snapshot"]["channel"], "plan": event.data if event else plan}

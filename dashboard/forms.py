@@ -21,6 +21,7 @@ FORGET_AT_ONCE = 500  # patches
 DIAGNOSE_MAX = 700_000  # characters: below the console's own limit on a request
 _VERSION = RegexValidator(r"\A[0-9A-Za-z][0-9A-Za-z.+!_-]{0,79}\Z", "Give one exact version, as in 0.16.0rc2.dev344")
 _RELEASE = RegexValidator(r"\A[0-9A-Za-z][0-9A-Za-z._+-]{0,199}\Z", "This is no name of a release")
+_PYTHON = RegexValidator(r"\A3\.[0-9]{1,2}\Z", "Give a version of Python, as in 3.12")
 _KEY = RegexValidator(r"\A[0-9a-f]{32}\Z", "This form is not ours; reload the page")
 
 
@@ -65,6 +66,8 @@ class PlanForm(KeyedForm):
     mode = forms.ChoiceField(required=False, choices=list(MODES.items()))
     version = forms.CharField(required=False, max_length=80, validators=[_VERSION], strip=True)
     coupling = forms.ChoiceField(required=False, choices=[("on", "on"), ("off", "off")])
+    python = forms.CharField(required=False, max_length=8, validators=[_PYTHON], strip=True)
+    allow_variant_change = forms.BooleanField(required=False)
 
     def __init__(self, data: Any = None, *, service: Service) -> None:
         super().__init__(data)
@@ -86,6 +89,11 @@ class PlanForm(KeyedForm):
 
     def chosen_mode(self) -> str:
         return self.cleaned_data.get("mode") or "full"
+
+    def options(self) -> dict[str, Any]:
+        """As ops/environments/plan.py takes them."""
+        python = self.cleaned_data.get("python")
+        return {**({"python": python} if python else {}), **({"allow_variant_change": True} if self.cleaned_data.get("allow_variant_change") else {})}
 
 
 class RedeployForm(KeyedForm):

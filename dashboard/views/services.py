@@ -108,7 +108,7 @@ def plan_start(request: HttpRequest, node: str, name: str) -> HttpResponse:
         raise BadInput("This plan cannot be made as asked", why=problems(form), hint="Go back and correct it" if form.channels else
                        "An admin says in Settings where wheels come from. Restart, sweep, roll back and the integrity check need no channel")
     job = dispatch.start_plan(service=found, channel=form.chosen_channel(), user=signed_in(request), version=form.cleaned_data.get("version") or None,
-                              coupling=form.coupled(), mode=form.chosen_mode(), idempotency_key=form.key())
+                              coupling=form.coupled(), mode=form.chosen_mode(), options=form.options(), idempotency_key=form.key())
     return redirect("plan", number=job.number)
 
 

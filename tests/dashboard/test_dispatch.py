@@ -152,7 +152,7 @@ def test_a_practice_service_takes_no_real_channel(service: Service, operator: Us
 
 
 def planned(service: Service, channel: Channel, user: User, **plan: object) -> Job:
-    job = dispatch.start_plan(service=service, channel=channel, user=user, coupling=True)
+    job = dispatch.start_plan(service=service, channel=channel, user=user, coupling=True, options={"python": "3.12"})
     Job.objects.filter(pk=job.pk).update(state=JobState.SUCCEEDED, result={"plan": {"hash": "abc", "findings": [], "packages": [], **plan}})
     job.refresh_from_db()
     return job
@@ -163,6 +163,7 @@ def test_a_redeploy_carries_the_plan_that_was_confirmed(service: Service, channe
     sent = messages(redis_client)[-1]
     assert sent["snapshot"]["plan"]["hash"] == "abc" and sent["snapshot"]["channel"]["name"] == "practice"
     assert (job.params["sweep"], job.params["smoke"], job.params["plan_hash"], job.params["coupling"]) == (False, True, "abc", True)
+    assert job.params["options"] == {"python": "3.12"}  # else the node would plan another release than the one that was looked at
 
 
 def test_a_plan_that_says_stop_starts_nothing(service: Service, channel: Channel, operator: User, redis_client: redis.Redis) -> None:

@@ -111,12 +111,27 @@ def test_redeploy_starts_a_plan_and_goes_to_it(visitor: Client, story: factory.S
     response = visitor.post(f"{SERVICE}plan/", {"idempotency_key": "a" * 32})
     job = Job.objects.get(type="plan")
     assert response.url == f"/plans/{job.number}/"
-    assert job.params == {"channel": "practice", "version": None, "coupling": True, "mode": "full"}
+    assert job.params == {"channel": "practice", "version": None, "coupling": True, "mode": "full", "options": {}}
 
 
 def test_pressing_redeploy_twice_makes_one_plan(visitor: Client, story: factory.Story, redis_url: str) -> None:
     first, second = (visitor.post(f"{SERVICE}plan/", {"idempotency_key": "a" * 32}).url for _ in range(2))
     assert first == second
+
+
+def test_a_plan_may_choose_the_interpreter_and_another_cuda_build(visitor: Client, story: factory.Story, redis_url: str) -> None:
+    visitor.post(f"{SERVICE}plan/", {"python": "3.12", "allow_variant_change": "on"})
+    job = Job.objects.get(type="plan")
+    assert job.params["options"] == {"python": "3.12", "allow_variant_change": True}
+    planned = story.plan_job()
+    Job.objects.filter(pk=planned.pk).update(params=job.params)
+    assert 'value="3.12"' in visitor.get(f"/plans/{planned.number}/").content.decode()
+
+
+@pytest.mark.parametrize("python", ["-x", "python3", "3", "3.12.1", "4.0", "3.1$(x)", "/usr/bin/python", "3.1\n2"])
+def test_an_interpreter_that_is_none_is_refused(visitor: Client, story: factory.Story, python: str) -> None:
+    assert visitor.post(f"{SERVICE}plan/", {"python": python}).status_code == 400
+    assert not Job.objects.exists()
 
 
 @pytest.mark.parametrize("version", ["-x", "--index-url=http://a", "1.0;rm", "a @ file:///etc", "../../x", "1\n2", "x" * 200])
