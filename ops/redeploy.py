@@ -22,6 +22,7 @@ from ops.benchmark import presets, sweep
 from ops.environments import building, fingerprint, guards, in_place, integrity, patches, plan, pruning, releases
 from ops.environments.integrity import IntegrityReport
 from ops.environments.pristine import Fetch
+from ops.environments.uv import Uv
 from ops.gpus import processes
 from ops.gpus.open_source import open_source
 from ops.jobs.errors import BadInput, OpsError, Refused
@@ -211,14 +212,31 @@ def _fetcher(context: Context) -> Fetch | None:
     confirmed, channel = plan.from_dict(context.facts["plan"]), channel_of(context)
 
     def fetch(wanted: list[tuple[str, str, str | None]]) -> None:
+        uv, python = building.uv_for(context, context.the_service), confirmed.python["path"]
         same = {(package["name"], package["new"]): package.get("sha256") for package in confirmed.locked}
-        rows = [{"name": name, "new": version, "sha256": sha256 or same.get((name, version))} for name, version, sha256 in wanted]
-        if known := [row for row in rows if row["sha256"]]:  # without a hash nobody could say that it is the wheel that was installed
+        lines = []
+        for name, version, known in wanted:
+            if sha256 := known or same.get((name, version)):
+                lines.append(releases.lock_line({"name": name, "new": version, "sha256": sha256}))
+            else:  # of an environment that was here before us nobody wrote the hashes down; RECORD tells whether a file is the one of old
+                lines += _offered(context, uv, channel, python, name, version)
+        if lines:
             lock = context.folder / "pristine-lock.txt"
-            state.write_file(lock, "".join(map(releases.lock_line, known)))
-            building.uv_for(context, context.the_service).fetch(lock, channel, confirmed.python["path"])
+            state.write_file(lock, "".join(lines))
+            uv.fetch(lock, channel, python)
 
     return fetch
+
+
+def _offered(context: Context, uv: Uv, channel: Channel, python: str, name: str, version: str) -> list[str]:
+    """The lock line of a package as the channel has it, with the hashes of all its wheels; empty where it has none of that version."""
+    try:
+        found = uv.lock([f"{name}=={version}"], channel, python=python, no_deps=True)
+    except BadInput as error:
+        context.log(f"No lines of what was edited in `{name}` {version}: {error.what}")
+        return []
+    hashes = sorted({wheel.sha256 for package in found for wheel in package.wheels if wheel.sha256})
+    return [f"{name}=={version}{''.join(f' --hash=sha256:{sha256}' for sha256 in hashes)}\n"] if hashes else []
 
 
 def look_at_files(context: Context, release: Path) -> IntegrityReport:

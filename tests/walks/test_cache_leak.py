@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cache_leak import adopted
-from ops.environments import integrity
+from ops.environments import integrity, patches
 from ops.jobs.events import JobState
 from ops.records import Channel
 from tests.fakes.package_index import Index, package_index
@@ -145,6 +145,15 @@ def test_a_roll_back_to_the_version_that_was_edited_is_clean(node: RealNode, ind
     assert back.outcome.state == JobState.SUCCEEDED, back.outcome
     assert EDIT not in (node.current / LAYER).read_text()
     assert integrity.check(node.current).clean
+
+
+def test_the_shelf_says_what_was_edited_in_an_environment_whose_wheels_nobody_wrote_down(node: RealNode, index: Index) -> None:
+    """Adopted, from a cache that is not ours, and on its way to another version: the channel is asked for the old wheel."""
+    adopted(node, Trap(node.root / "person", index))
+    assert node.run("redeploy", channel(index), version="2.0", sweep=False, smoke=False, purge=False).outcome.state == JobState.SUCCEEDED
+    shelved = next(told for told in patches.shelf(node.record) if told["path"] == LAYER)
+    diff = patches.view(node.record, shelved["folder"], LAYER)["diff"]
+    assert [line[1:] for line in diff.splitlines() if line.startswith("+") and not line.startswith("+++")] == [EDIT.strip("\n")]
 
 
 def test_the_demonstration_that_the_documentation_names_runs() -> None:
