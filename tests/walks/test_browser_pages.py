@@ -116,15 +116,19 @@ def look(page: Any, name: str) -> list[str]:
     return wrong
 
 
+LOOKS = {"light-wide-dark-narrow": (("light", 1440), ("dark", 390)), "dark-wide-light-narrow": (("dark", 1440), ("light", 390))}
+
+
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("looks", ["light-wide-dark-narrow", pytest.param("dark-wide-light-narrow", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("world", ["empty", "empty_node", "full", "failing", "warming", "environments", "adopting"])
-def test_every_page_looks_right(console: BrowserConsole, browser: Browser, world: str) -> None:
+def test_every_page_looks_right(console: BrowserConsole, browser: Browser, world: str, looks: str) -> None:
     seeded = console.seed(world)
     wrong: list[str] = []
     with visit(browser, console) as (page, said):
         for name, path in addresses(world, seeded).items():
             page.goto(console.address + path, wait_until="load")
-            for theme, width in (("light", 1440), ("dark", 1440), ("dark", 390), ("light", 390)):
+            for theme, width in LOOKS[looks]:
                 page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
                 page.set_viewport_size({"width": width, "height": 900})
                 page.wait_for_timeout(50)

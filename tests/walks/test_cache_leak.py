@@ -156,6 +156,7 @@ def test_the_shelf_says_what_was_edited_in_an_environment_whose_wheels_nobody_wr
     assert [line[1:] for line in diff.splitlines() if line.startswith("+") and not line.startswith("+++")] == [EDIT.strip("\n")]
 
 
+@pytest.mark.slow
 def test_the_demonstration_that_the_documentation_names_runs() -> None:
     done = subprocess.run([sys.executable, "-m", "benchmarks.cache_leak"], cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True,
                           timeout=170)

@@ -235,6 +235,7 @@ def kill_and_start_again(demo: Demo, moment: Callable[[], bool], *, at_once: boo
     return re.search(r"Job #\d+ \((plan|redeploy)\) goes on where it is", text) is not None
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_the_downtime_the_job_goes_on_and_is_found(demo: Demo) -> None:
     demo.speed = "3"  # slow enough to be running still when the second start looks
     assert kill_and_start_again(demo, lambda: "✓ GPUs free" in demo.text(), at_once=True), demo.told()
