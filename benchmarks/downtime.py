@@ -147,7 +147,7 @@ def real(root: Path, rounds: int, packages: list[str]) -> None:
         nodes: list[RealNode] = []
         try:
             for name in ("b", "i"):
-                nodes.append(make_node(root / name, channel, cache=root / "cache", in_place=name == "i"))
+                nodes.append(make_node(root / f"real-{name}", channel, cache=root / "cache", in_place=name == "i"))
                 nodes[-1].start()
             beside, in_place = nodes
             files, length = size(beside.current.resolve())
