@@ -1,6 +1,6 @@
 """How long is the service down for a redeploy that is built beside it, next to one that is done in place?
 
-    python -m benchmarks.downtime [--rounds 3] [--only practice|real] [--speed 1000] [--ballast 300] [--packages flashinfer-cubin==0.6.4,pyarrow,...]
+    python -m benchmarks.downtime [--rounds 3] [--only practice|real] [--speed 1000] [--ballast 1000] [--packages flashinfer-cubin==0.6.4,pyarrow,...]
 
 Same packages, same jobs, same machine, in one run; rounds alternate. *practice*: two practice boxes, one of them changed in place; once as they
 are (wheels of some kilobytes), and once with a wheel of `--ballast` MB beside them, which stands for the size of a real stack. *real*: two
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=("practice", "real"))
     parser.add_argument("--speed", type=float, default=1000)
-    parser.add_argument("--ballast", type=int, default=300)
+    parser.add_argument("--ballast", type=int, default=1000)
     parser.add_argument("--packages", default=",".join(PACKAGES))
     given = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="rh-down-"))
