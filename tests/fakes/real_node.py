@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,8 @@ class RealNode:
             return
         invocation = json.loads(known.read_text())["invocation"]
         for pid in manager.pids():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ended in this moment
+                os.kill(pid, signal.SIGKILL)
         until(lambda: not processes.marked_with(MARK, invocation), 20)
 
 

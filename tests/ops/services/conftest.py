@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ def make_record(short_path: Path) -> Iterator[Callable[..., ServiceRecord]]:
         manager = ProcessManager(record)
         invocation = json.loads((record.folder / "process.json").read_text())["invocation"] if (record.folder / "process.json").exists() else None
         for pid in manager.pids():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ended in this moment
+                os.kill(pid, signal.SIGKILL)
         if invocation:
             wait_for(lambda invocation=invocation: not processes.marked_with(MARK, invocation))
 
