@@ -59,8 +59,8 @@ def test_a_start_that_was_cut_off_before_the_pid_was_stored_is_adopted_by_its_ma
     manager = started(record)
     known = json.loads((record.folder / "process.json").read_text())
     (record.folder / "process.json").write_text(json.dumps({**known, "pid": None, "start_ticks": None}))
-    assert manager.status().pid == known["pid"]
-    assert manager.pids() >= {known["pid"]}
+    wait_for(lambda: manager.status().pid == known["pid"])  # not in the moment of its exec: then it has no environment to be known by
+    wait_for(lambda: manager.pids() >= {known["pid"]})
 
 
 def test_its_environment_holds_no_variable_of_roundhouse(make_record: Make, monkeypatch: pytest.MonkeyPatch) -> None:
