@@ -245,6 +245,12 @@ def _distributions(found: EnvironmentPackages, folder: Path, problems: list[str]
 
 def environment_stamp(record: ServiceRecord) -> Stamp:
     """Changes whenever a distribution of the service's environment comes, goes or is written anew, or the record's own say changes."""
+    found = _metadata_stamp(record, "*.dist-info", "*.egg-info")
+    return None if found is None else (*found, record.environment, sorted(record.env.items()))
+
+
+def _metadata_stamp(record: ServiceRecord, *patterns: str) -> tuple[Any, ...] | None:
+    """The service's environment, with names and times of the metadata folders that fit a pattern; None where it has none."""
     from ops.environments import packages
 
     folder = folder_of(record)
@@ -254,9 +260,8 @@ def environment_stamp(record: ServiceRecord) -> Stamp:
         libraries = packages.site_packages(folder)
     except OpsError as error:
         return (str(folder), error.what)
-    infos = [(entry.name, _mtime(entry)) for library in libraries for entry in sorted(library.iterdir())
-             if entry.suffix in (".dist-info", ".egg-info")]
-    return (str(folder), os.path.realpath(folder), infos, record.environment, sorted(record.env.items()))
+    found = sorted(entry for library in libraries for pattern in patterns for entry in library.glob(pattern))
+    return (str(folder), os.path.realpath(folder), [(entry.name, _mtime(entry)) for entry in found])
 
 
 def releases_stamp(record: ServiceRecord) -> Stamp:
@@ -286,17 +291,8 @@ def model_stamp(record: ServiceRecord) -> Stamp:
 
 def kernels_stamp(record: ServiceRecord, capabilities: list[str]) -> Stamp:
     """Changes with the release, where that is changed in place with its torch, and with the GPUs."""
-    from ops.environments import packages
-
-    folder = folder_of(record)
-    if folder is None:
-        return None
-    try:
-        libraries = packages.site_packages(folder)
-    except OpsError as error:
-        return (str(folder), error.what)
-    torch = [(entry.name, _mtime(entry)) for library in libraries for entry in sorted(library.glob("torch-*.dist-info"))]
-    return (str(folder), os.path.realpath(folder), torch, capabilities)
+    found = _metadata_stamp(record, "torch-*.dist-info")
+    return None if found is None else (*found, capabilities)
 
 
 def _mtime(path: Path) -> int | None:

@@ -15,32 +15,15 @@ from ops.jobs.events import EventType, JobState
 from ops.records import ServiceRecord
 from tests.dashboard.pages import environment_data as said
 from tests.dashboard.pages import factory
-from tests.dashboard.pages.test_pages import text
+from tests.dashboard.pages.reading import text
 
 FORM = "/nodes/gpu01/adopt/"
 
 
 @pytest.fixture
-def visitor(db: None, admin: User) -> Client:
-    client = Client()
-    client.force_login(admin)
-    return client
-
-
-@pytest.fixture
-def member(db: None, operator: User) -> Client:
-    client = Client()
-    client.force_login(operator)
-    return client
-
-
-@pytest.fixture
-def story(db: None, admin: User) -> factory.Story:
-    made = factory.Story()
-    made.node()
-    made.service()
-    made.real_node()
-    return made
+def story(story: factory.Story) -> factory.Story:
+    story.real_node()
+    return story
 
 
 def apply_path(job: Job) -> str:

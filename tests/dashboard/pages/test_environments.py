@@ -16,25 +16,15 @@ from dashboard.forms import channels_for
 from dashboard.models import Channel, Job, JobEvent, Service, ShelvedPatch
 from tests.dashboard.pages import environment_data as said
 from tests.dashboard.pages import factory
-from tests.dashboard.pages.test_pages import text
+from tests.dashboard.pages.reading import text
 
 SERVICE = "/services/practice/kimi-k25/"
 
 
 @pytest.fixture
-def visitor(db: None, admin: User) -> Client:
-    client = Client()
-    client.force_login(admin)
-    return client
-
-
-@pytest.fixture
-def story(db: None, admin: User) -> factory.Story:
-    made = factory.Story()
-    made.node()
-    made.service()
-    made.environment()
-    return made
+def story(story: factory.Story) -> factory.Story:
+    story.environment()
+    return story
 
 
 def update(story: factory.Story, **values: Any) -> None:

@@ -16,7 +16,7 @@ from dashboard.models import AuditEntry, Job, Service
 from ops.jobs.errors import BadInput
 from tests.dashboard.pages import environment_data as said
 from tests.dashboard.pages import factory
-from tests.dashboard.pages.test_pages import text
+from tests.dashboard.pages.reading import text
 
 SERVICE = "/services/practice/kimi-k25/"
 PAGE = f"{SERVICE}guards/"
@@ -26,20 +26,15 @@ BY_HAND = {"kind": "key_equals", "file": "config.json", "at": "num_hidden_layers
 
 
 @pytest.fixture
-def visitor(db: None, operator: User) -> Client:
+def visitor(member: Client) -> Client:
     """An operator: guards are theirs to set."""
-    client = Client()
-    client.force_login(operator)
-    return client
+    return member
 
 
 @pytest.fixture
-def story(db: None, admin: User) -> factory.Story:
-    made = factory.Story()
-    made.node()
-    made.service()
-    made.environment()
-    return made
+def story(story: factory.Story) -> factory.Story:
+    story.environment()
+    return story
 
 
 def answer_of(page: Any) -> dict[str, str]:

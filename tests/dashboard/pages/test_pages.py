@@ -11,31 +11,10 @@ from django.test import Client
 
 from dashboard.models import BenchmarkRun, Job, JobLock
 from tests.dashboard.pages import factory
+from tests.dashboard.pages.reading import text
 
 PAGES = ("/", "/services/", "/jobs/", "/benchmarks/", "/benchmarks/compare/", "/diagnose/", "/cleanup/", "/settings/")
 SERVICE = "/services/practice/kimi-k25/"
-
-
-@pytest.fixture
-def visitor(db: None, admin: User) -> Client:
-    client = Client()
-    client.force_login(admin)
-    return client
-
-
-@pytest.fixture
-def story(db: None, admin: User) -> factory.Story:
-    made = factory.Story()
-    made.node()
-    made.service()
-    return made
-
-
-def text(response: Any) -> str:
-    """What a reader sees: tags gone, white space folded."""
-    assert response.status_code == 200, response.status_code
-    body = re.sub(r"<(script|style)\b.*?</\1>", " ", response.content.decode(), flags=re.DOTALL)
-    return " ".join(re.sub(r"<[^>]+>", " ", body).replace("&#x27;", "'").replace("&quot;", '"').split())
 
 
 @pytest.mark.parametrize("path", PAGES)
