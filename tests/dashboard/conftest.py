@@ -95,3 +95,14 @@ class Speaker:
     def publish(self, client: redis.Redis, *events: Event) -> None:
         """All that was said so far, or just `events`."""
         streams.Publisher(client, "practice").send(self.job, [(event.seq, event.to_json()) for event in (events or self.said)])
+
+
+@pytest.fixture
+def told(service: Service) -> tuple[Job, Speaker]:
+    """A job, and the node that speaks of it."""
+    job = new_job(service)
+    return job, Speaker(job)
+
+
+def fresh(job: Job) -> Job:
+    return Job.objects.get(pk=job.pk)

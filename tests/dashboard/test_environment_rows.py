@@ -10,7 +10,7 @@ from dashboard.models import Job, JobEvent, Service, ShelvedPatch
 from dashboard.projection import DIFF_LENGTH
 from dashboard.recorder import record
 from ops.jobs.events import EventType
-from tests.dashboard.conftest import Speaker, new_job
+from tests.dashboard.conftest import Speaker, fresh, new_job
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -23,16 +23,6 @@ def saved(**more: Any) -> dict[str, Any]:
             "size_bytes": 4200, "sha256": "a" * 64, "pristine_sha256": "b" * 64, "diff": "--- a\n+++ b\n+torch.save(x)\n", "diff_cut": False,
             "debris": [{"line": 3, "text": "torch.save(x)", "what": "writes a tensor"}], "note": "",
             "where": f"/srv/shelf/{FOLDER}/{PATH}", **more}
-
-
-@pytest.fixture
-def told(service: Service) -> tuple[Job, Speaker]:
-    job = new_job(service)
-    return job, Speaker(job)
-
-
-def fresh(job: Job) -> Job:
-    return Job.objects.get(pk=job.pk)
 
 
 def test_a_saved_patch_becomes_a_row_of_its_service_and_job(told: tuple[Job, Speaker]) -> None:

@@ -14,23 +14,13 @@ from dashboard.models import BenchmarkRun, Job, JobEvent, JobLock, LockFence, Se
 from dashboard.recorder import Recorder, parse, record
 from ops.jobs import streams
 from ops.jobs.events import Event, EventType, JobState
-from tests.dashboard.conftest import Speaker, new_job
+from tests.dashboard.conftest import Speaker, fresh, new_job
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def seqs(job: Job) -> list[int]:
     return list(JobEvent.objects.filter(job=job).values_list("seq", flat=True))
-
-
-@pytest.fixture
-def told(service: Service) -> tuple[Job, Speaker]:
-    job = new_job(service)
-    return job, Speaker(job)
-
-
-def fresh(job: Job) -> Job:
-    return Job.objects.get(pk=job.pk)
 
 
 # ---- events to rows ----

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from dashboard.embedded_redis import EmbeddedRedis
 from tests.dashboard.real_console import REPOSITORY, wait_until
 
 ARGS = ["--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-gpu"]
@@ -139,3 +142,18 @@ def wait(page: Page, expression: str, seconds: float = 30) -> None:
     while not page.evaluate(f"Boolean({expression})"):
         assert time.monotonic() < end, f"not within {seconds} s: {expression}"
         page.wait_for_timeout(50)
+
+
+@contextmanager
+def running_console() -> Iterator[BrowserConsole]:
+    """A console with a Redis of its own, whose web process runs; all of it is gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="rh-pages-"))
+    server = EmbeddedRedis(folder / "redis").start()
+    made = BrowserConsole(folder, server.url())
+    try:
+        made.start_web()
+        yield made
+    finally:
+        made.stop()
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)

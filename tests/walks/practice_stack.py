@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,14 @@ class PracticeStack:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         return self.process.wait(60)
+
+
+@contextmanager
+def practice_stack(folder: Path, *, speed: float) -> Iterator[PracticeStack]:
+    """A stack that is up, and is ended as Ctrl-C does. `folder` must be short."""
+    made = PracticeStack(folder / "s", speed=speed)
+    try:
+        made.wait_until_up()
+        yield made
+    finally:
+        made.end()

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.walks.browser_console import chromium
-from tests.walks.practice_stack import PracticeStack, wait_until
+from tests.walks.practice_stack import PracticeStack, practice_stack, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 SLOW = 60_000  # ms: a deadline to poll for, on two busy cores
@@ -19,12 +19,8 @@ PATCHED = ["deepseek_v2.py", "gguf_loader.py", "weight_utils.py", "config.py"]
 
 @pytest.fixture
 def stack(short_path: Path) -> Iterator[PracticeStack]:
-    made = PracticeStack(short_path / "s", speed=20)
-    try:
-        made.wait_until_up()
+    with practice_stack(short_path, speed=20) as made:
         yield made
-    finally:
-        made.end()
 
 
 def reload_until(page: Page, text: str | re.Pattern[str]) -> None:

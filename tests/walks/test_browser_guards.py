@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 from ops.agent.config import NodePaths
 from ops.practice import box
 from tests.walks.browser_console import chromium
-from tests.walks.practice_stack import PracticeStack, wait_until
+from tests.walks.practice_stack import PracticeStack, practice_stack, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 SLOW = 60_000  # ms: a deadline to poll for, on two busy cores
@@ -22,12 +22,8 @@ SLOW = 60_000  # ms: a deadline to poll for, on two busy cores
 
 @pytest.fixture
 def stack(short_path: Path) -> Iterator[PracticeStack]:
-    made = PracticeStack(short_path / "s", speed=20)
-    try:
-        made.wait_until_up()
+    with practice_stack(short_path, speed=20) as made:
         yield made
-    finally:
-        made.end()
 
 
 def job_ends_well(page: Page) -> None:

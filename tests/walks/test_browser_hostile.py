@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from dashboard.embedded_redis import EmbeddedRedis
-from tests.walks.browser_console import BrowserConsole, chromium, visit
+from tests.walks.browser_console import BrowserConsole, chromium, running_console, visit
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 SERVICE = "/services/practice/kimi-k25/"
@@ -18,16 +14,8 @@ SERVICE = "/services/practice/kimi-k25/"
 
 @pytest.fixture
 def console() -> Iterator[BrowserConsole]:
-    folder = Path(tempfile.mkdtemp(prefix="rh-hostile-"))
-    server = EmbeddedRedis(folder / "redis").start()
-    made = BrowserConsole(folder, server.url())
-    try:
-        made.start_web()
+    with running_console() as made:
         yield made
-    finally:
-        made.stop()
-        server.stop()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_no_canary_sings(console: BrowserConsole) -> None:

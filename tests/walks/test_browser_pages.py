@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from dashboard.embedded_redis import EmbeddedRedis
 from tests.dashboard.pages import environment_data as said
-from tests.walks.browser_console import BrowserConsole, chromium, visit, wait
+from tests.walks.browser_console import BrowserConsole, chromium, running_console, visit, wait
 
 pytestmark = pytest.mark.browser
 CONTRAST = (Path(__file__).parents[1] / "dashboard" / "pages" / "contrast.js").read_text()
@@ -34,16 +31,8 @@ UNNAMED = """[...document.querySelectorAll('button, a[href], input:not([type=hid
 
 @pytest.fixture(scope="module")
 def console() -> Iterator[BrowserConsole]:
-    folder = Path(tempfile.mkdtemp(prefix="rh-pages-"))
-    server = EmbeddedRedis(folder / "redis").start()
-    made = BrowserConsole(folder, server.url())
-    try:
-        made.start_web()
+    with running_console() as made:
         yield made
-    finally:
-        made.stop()
-        server.stop()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.walks.browser_console import chromium
-from tests.walks.practice_stack import PracticeStack
+from tests.walks.practice_stack import PracticeStack, practice_stack
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 SLOW = 60_000  # ms: a deadline to poll for, on two busy cores
@@ -19,12 +19,8 @@ SLOW = 60_000  # ms: a deadline to poll for, on two busy cores
 
 @pytest.fixture
 def stack(short_path: Path) -> Iterator[PracticeStack]:
-    made = PracticeStack(short_path / "s", speed=4)
-    try:
-        made.wait_until_up()
+    with practice_stack(short_path, speed=4) as made:
         yield made
-    finally:
-        made.end()
 
 
 def step_states(page: Page) -> dict[str, str]:
