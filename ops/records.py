@@ -125,6 +125,9 @@ class ServiceRecord(Record):
     env_files: list[str] = field(default_factory=list)  # the unit's EnvironmentFile= (`-/path`: may be missing), read at each start, never copied
     keep_releases: int = 5  # at most so many releases stay, the live and the last good one among them
     keep_bytes: int | None = None  # and at most so many bytes of them
+    unit_scope: str = "system"  # systemd only: "system", or "user" for a unit of the agent's own user manager
+    smoke_tests: list[dict[str, Any]] = field(default_factory=list)  # own questions, after the built-in ones: ops/services/smoke.py SmokeTest
+    smoke_without: list[str] = field(default_factory=list)  # names of built-in questions that this service is not asked
 
     def check(self) -> None:
         if not NAME.match(self.name):
@@ -141,6 +144,8 @@ class ServiceRecord(Record):
                 raise BadInput(f"`{path[:200]}` of service `{self.name}` must be an absolute path")
         if self.in_place and not self.environment:
             raise BadInput(f"Service `{self.name}` is to be changed in place, but names no environment", hint="Set `environment`")
+        if self.unit_scope not in {"system", "user"}:
+            raise BadInput(f"Unknown scope of the unit of service `{self.name}`: `{self.unit_scope[:40]}`", hint="Use system or user")
         if self.keep_releases < 2:
             raise BadInput(f"Service `{self.name}` must keep at least two releases", why="The live one, and the way back")
 

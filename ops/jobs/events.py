@@ -57,7 +57,8 @@ class EventType(StrEnum):
     STEP_UNDOING = "step.undoing"
     STEP_UNDONE = "step.undone"
 
-    # subject ("preflight" | "plan" | "verify" | ...), level ("ok" | "note" | "warning" | "stop"), title, why, fix
+    # subject ("preflight" | "plan" | "verify" | ...), level ("ok" | "note" | "warning" | "stop"), title, why, fix; of preflight also part ("host" |
+    # "release"), and look: the name of the look that found it (a later finding of the same part and look is another one, not its correction)
     FINDING = "finding"
     # the whole plan (ops/environments/plan.py), with "hash"
     PLAN_MADE = "plan.made"
@@ -66,9 +67,13 @@ class EventType(StrEnum):
     DOWNTIME_ENDED = "downtime.ended"
     # phase (a word of services/warmup.py PHASES), title, state ("running" | "done"), took_s or null, detail, done, total
     WARMUP_PHASE = "warmup.phase"
-    # total_s, phases [{phase, title, took_s}], cache ("hit" | "miss" | "unknown")
+    # total_s, phases [{phase, title, took_s, usual_s or null}], cache ("hit" | "miss" | "unknown"), release, first_answer_s, compared: {count,
+    # median_s, last_s} of this service's earlier warmups with the same cache state, or null
     WARMUP_DONE = "warmup.done"
-    # name, title, outcome ("passed" | "failed"), summary, took_s, detail
+    # one stall or crash of a warmup that goes on: kind ("stall" | "crash"), text (one sentence), diagnosis or null, try (1, 2, ... of a restart loop)
+    WARMUP_TROUBLE = "warmup.trouble"
+    # name, title, outcome ("passed" | "failed" | "left out"), summary, took_s, detail, and what was said: kind, prompt, answer, reasoning (each cut
+    # at 4,000 characters, cut: bool), finish_reason
     SMOKE_RESULT = "smoke.result"
     # run_id, preset, concurrencies, max_tokens, requests per level, model, endpoint, practice (bool), short (bool), started_at,
     # settings (SweepSettings.as_dict()), fingerprint
@@ -82,6 +87,12 @@ class EventType(StrEnum):
     LEVEL_FINISHED = "sweep.level_finished"
     # run_id, result: ops/benchmark/results.py SweepResult.as_dict()
     SWEEP_FINISHED = "sweep.finished"
+    # what a stop left behind: processes [{pid, start_ticks, started_at, user, unit, command, gpus [{index, used_bytes}], own (it belonged to the
+    # service: it may be ended by the job `end-leftovers`)}], ports [{port, pid, command}], shm [{path, size_bytes}], ipc [{path, what}], at, service
+    LEFTOVERS = "leftovers"
+    # launch settings were changed: flags {before, after}, env [{name, change ("set" | "changed" | "removed"), secret (bool), before, after: "" if
+    # secret}], files (written), applies ("at the next start")
+    SETTINGS_CHANGED = "settings.changed"
     # what ops/services/diagnosis.py Diagnosis.as_dict() gives
     DIAGNOSIS = "diagnosis"
     # what ops/environments/integrity.py IntegrityReport.as_dict() gives, with release, started_at (of the service's process) or null, newer (paths

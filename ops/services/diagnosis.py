@@ -15,12 +15,13 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ops.services import run_log
 from ops.services.log_lines import LINE_LIMIT, LogLine, parse, unwrapped
 from ops.services.milestones import Parser
 
@@ -395,26 +396,7 @@ def diagnose(text: str, *, known: Sequence[Rule] | None = None) -> Diagnosis:
 
 def diagnose_file(path: Path, *, known: Sequence[Rule] | None = None) -> Diagnosis:
     """The same for a file, read in pieces: neither its size nor a line without an end matters. Raises OSError if it cannot be read."""
-    return diagnose_lines(_file_lines(path), known=known)
-
-
-def _file_lines(path: Path) -> Iterator[str]:
-    with path.open("rb") as file:
-        rest, cut = b"", False  # cut: the line's beginning was given already, what follows of it is dropped
-        while block := file.read(1 << 20):
-            parts = block.split(b"\n")
-            for index, part in enumerate(parts):
-                if index:
-                    if not cut:
-                        yield rest.decode(errors="replace")
-                    rest, cut = part, False
-                elif not cut:
-                    rest += part
-            if not cut and len(rest) > 4 * LINE_LIMIT:
-                yield rest[:LINE_LIMIT].decode(errors="replace")
-                rest, cut = b"", True
-        if rest and not cut:
-            yield rest.decode(errors="replace")
+    return diagnose_lines(run_log.lines(path, limit=4 * LINE_LIMIT), known=known)
 
 
 def diagnose_lines(lines: Iterable[str], *, known: Sequence[Rule] | None = None) -> Diagnosis:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +13,22 @@ from ops.jobs.errors import OpsError
 from ops.records import ServiceRecord
 from ops.services.process import ProcessManager
 from ops.services.status import ServiceStatus
+
+
+class RunLog(Protocol):
+    """The log of one run as it grows: lines in the order in which they were written, from the beginning of the run."""
+
+    where: str  # for people: a path, or a journalctl command
+
+    def read(self, limit: int = 1 << 20) -> bytes:
+        """What it grew by, at most about `limit` bytes, in any pieces (a line may come in two). b"" if nothing is there now; never blocks for long.
+
+        A journal's entries come as `2026-11-29T23:44:38.123456+0000 host ident[pid]: message` lines, which `log_lines.parse` reads. What is gone
+        (the journal was rotated meanwhile) is a line of its own that says so.
+        """
+        ...
+
+    def close(self) -> None: ...
 
 
 class Manager(Protocol):
@@ -38,7 +55,32 @@ class Manager(Protocol):
         ...
 
     def log_path(self) -> Path | None:
-        """The log of the current (else the last) run; None if there is none."""
+        """The file that holds the log of the current (else the last) run; None if there is none, and under systemd."""
+        ...
+
+    def run_log(self) -> RunLog | None:
+        """The log of the current (else the last) run, to be followed from its beginning; None if it never ran. Raises OpsError if it may not be
+        read."""
+        ...
+
+    def log_lines(self) -> Iterator[str]:
+        """The log of the current (else the last) run so far, line by line, however long it is. Raises OpsError if it may not be read."""
+        ...
+
+    def stop_limit_s(self) -> float:
+        """How long a stop may take before whoever asked for it must use force: the unit's own TimeoutStopSec= and a margin, or a default."""
+        ...
+
+    def variables(self) -> dict[str, str]:
+        """The whole environment that a start would give the launcher (PATH, HOME, USER, the unit's Environment= and files), without `record.env`."""
+        ...
+
+    def open_files_limit(self) -> int | None:
+        """The hard limit of open files that a start would get; None: unlimited."""
+        ...
+
+    def reset_failed(self) -> None:
+        """Forgets a failed state, and a start limit that was hit. Nothing where the manager has no such thing."""
         ...
 
 

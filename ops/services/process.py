@@ -10,20 +10,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ops.gpus import processes
 from ops.jobs.errors import OpsError
 from ops.records import ServiceRecord
-from ops.services import health, launch, listeners, spawner
+from ops.services import health, launch, listeners, run_log, spawner
 from ops.services.state import read_json, write_file
 from ops.services.status import ServiceState, ServiceStatus
 
 MARK = "SERVICE_INVOCATION"
+STOP_LIMIT_S = 30.0
 LOGS_KEPT = 20
 _FIELDS = {"pid", "start_ticks", "boot_id", "invocation", "log", "release", "stopping"}
 _HEALTH_TIMEOUT_S = 2.0
@@ -47,7 +50,7 @@ class ProcessManager:
             return ServiceStatus(state=ServiceState.UNKNOWN, detail=error.what)
         if known is None:
             return ServiceStatus(state=ServiceState.STOPPED, detail="It was never started here")
-        common = {"release": known["release"], "log_path": known["log"]}
+        common = {"release": known["release"], "log_path": known["log"], "log_where": known["log"], "invocation": known["invocation"]}
         if known["boot_id"] != processes.boot_id():
             return ServiceStatus(state=ServiceState.STOPPED, detail="The machine was restarted since it was started", **common)
         if known["pid"] is None:
@@ -108,6 +111,32 @@ class ProcessManager:
     def log_path(self) -> Path | None:
         known = self._known()
         return Path(known["log"]) if known else None
+
+    def run_log(self) -> run_log.FileLog | None:
+        path = self.log_path()
+        return run_log.FileLog(path) if path is not None else None
+
+    def log_lines(self) -> Iterator[str]:
+        path = self.log_path()
+        if path is None:
+            return
+        try:
+            yield from run_log.lines(path)
+        except OSError as error:
+            raise OpsError(f"The log `{path}` cannot be read", why=error.strerror or str(error)) from error
+
+    def stop_limit_s(self) -> float:
+        return STOP_LIMIT_S
+
+    def variables(self) -> dict[str, str]:
+        return spawner.clean_environment({})
+
+    def open_files_limit(self) -> int | None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return None if hard == resource.RLIM_INFINITY else hard
+
+    def reset_failed(self) -> None:
+        """A process has no failed state that would keep it from starting."""
 
     def exit_code(self) -> int | None:
         """How the last run ended; negative for a signal; None while it runs, or if that was not seen."""

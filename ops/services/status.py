@@ -27,8 +27,13 @@ class ServiceStatus:
     started_at: float | None = None  # seconds since the epoch
     release: str | None = None
     exit_code: int | None = None
-    log_path: str | None = None
+    log_path: str | None = None  # of the plain-process manager; None under systemd, whose log is the journal
     detail: str = ""
+    since: float | None = None  # seconds since the epoch: when it came into this state, as far as its manager knows
+    ended_at: float | None = None  # when the last run ended, as far as it is known
+    restarts: int | None = None  # how often its manager has started it again by itself; None where it does not count
+    invocation: str = ""  # names this run: a new value is a new process
+    log_where: str = ""  # for people: the log's path, or the journalctl command that shows this run
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
