@@ -26,6 +26,8 @@ from ops.services.log_lines import LINE_LIMIT, LogLine, parse, unwrapped
 from ops.services.milestones import Parser
 
 CONTEXT_LINES = 3
+# What a button beside an answer may start; "" where nothing here can help. The console decides what each means on the service's page.
+ACTIONS = frozenset({"", "plan", "restore", "rollback", "restart", "settings", "end-leftovers", "guards-apply", "reset-failed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,9 @@ class Rule:
     weight: int = 50
     phases: frozenset[str] = frozenset()
     preflight: bool | None = None
+    needs: re.Pattern[str] | None = None  # another line of the same run must match this too
+    action: str = ""  # one of ACTIONS
+    action_hint: str = ""  # what to do there: the flag or the variable to edit, the guard to apply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,10 @@ class Diagnosis:
     lines: int = 0  # of the whole text
     preflight: bool | None = None  # could it have been found before the start?
     state: str = ""  # of the current run: "serving", "starting", "stopped", "failed", "stalled", "empty"
+    family: str = ""  # group of kinds: the rule's, or "unknown"
+    source: str = "log"  # where the decisive line stands: "log", or "kernel" (then `line` is None: the line is no line of this log)
+    action: str = ""  # one of ACTIONS
+    action_hint: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -72,7 +81,11 @@ def rules() -> tuple[Rule, ...]:
         entry = dict(entry)
         entry["pattern"] = re.compile(entry["pattern"])
         entry["phases"] = frozenset(entry.get("phases", ()))
+        if "needs" in entry:
+            entry["needs"] = re.compile(entry["needs"])
         made.append(Rule(**entry))
+        if made[-1].action not in ACTIONS:
+            raise ValueError(f"rule {made[-1].id}: there is no action `{made[-1].action}`")
     return tuple(made)
 
 
@@ -186,6 +199,7 @@ class _Run:
     lines: int = 0
     milestones: int = 0
     awake: bool = False  # it served, and something happened since
+    met: set[str] = field(default_factory=set)  # patterns of `needs` that a line matched
     parser: Parser = field(default_factory=Parser)
 
 
@@ -194,6 +208,7 @@ class _Reader:
 
     def __init__(self, known: Sequence[Rule]) -> None:
         self.known = known
+        self.needs = {rule.needs.pattern: rule.needs for rule in known if rule.needs is not None}
         self.ring: deque[tuple[int, str]] = deque(maxlen=CONTEXT_LINES + 1)
         self.waiting: list[tuple[int, _Hit]] = []  # hits that still want lines after them
         self.runs: list[_Run] = [_Run(1)]
@@ -333,13 +348,17 @@ class _Reader:
 
     def _rules(self, line: LogLine) -> bool:
         phase = self.run.parser.current.phase
+        for pattern, needed in self.needs.items():
+            if pattern not in self.run.met and needed.search(line.message):
+                self.run.met.add(pattern)
         for rule in self.known:
             if (found := rule.pattern.search(line.message)) is not None and (not rule.phases or phase in rule.phases):
                 if line.message.lstrip().startswith(("raise ", "File ", "assert ", "warnings.warn")):
                     return False  # source code quoted in a traceback
                 groups = {key: value for key, value in found.groupdict().items() if value}
                 self._keep(self._hit(rule.weight, line, line.message, rule, groups, "rule"))
-                return True
+                if rule.needs is None:
+                    return True  # else it may turn out not to hold, and what else the line says counts
         return False
 
     def _traceback(self, line: LogLine, matched: bool) -> None:
@@ -419,7 +438,7 @@ def _none(lines: int, state: str) -> Diagnosis:
 
 
 def _of_run(run: _Run, lines: int) -> Diagnosis:
-    hits, deaths = run.hits, run.deaths
+    hits, deaths = [hit for hit in run.hits if hit.rule is None or hit.rule.needs is None or hit.rule.needs.pattern in run.met], run.deaths
     if run.stop is not None:
         # What follows a stop that was asked for is its noise; what came before it is not.
         hits = [hit for hit in hits if hit.line < run.stop]
@@ -446,10 +465,11 @@ def _told(hit: _Hit, run: _Run, lines: int) -> Diagnosis:
         return Diagnosis(
             fault=True, line=hit.line, text=hit.text, kind=hit.rule.kind, diagnosis=_filled(hit.rule.meaning, facts),
             fix=_filled(hit.rule.fix, facts), rule=hit.rule.id, context=_context(hit), lines=lines, preflight=hit.rule.preflight, state="failed",
+            family=hit.rule.family, action=hit.rule.action, action_hint=_filled(hit.rule.action_hint, facts),
         )
     meaning, fix = _GENERIC_WORDS.get(hit.what, _GENERIC_WORDS["exception"])
     return Diagnosis(fault=True, line=hit.line, text=hit.text, kind=f"unknown-{hit.what}", diagnosis=meaning, fix=fix, rule="generic",
-                     context=_context(hit), lines=lines, state="failed")
+                     context=_context(hit), lines=lines, state="failed", family="unknown")
 
 
 _GENERIC_WORDS = {
@@ -471,6 +491,7 @@ def _stalled(run: _Run, lines: int) -> Diagnosis:
     if run.nccl and run.parser.current.phase == "start":
         return Diagnosis(
             fault=True, line=first, text=run.stall_text, kind="nccl-p2p-hang", state="stalled", lines=lines, rule="stall", preflight=True,
+            family="comms", action="settings", action_hint="NCCL_P2P_DISABLE=1 and --disable-custom-all-reduce",
             diagnosis=f"All ranks stopped after NCCL connected, before any weight was loaded: transfers between GPUs over PCIe hang (IOMMU or ACS). "
                       f"{len(run.stall)} such messages in a row, with nothing in between.",
             fix="Switch off IOMMU and ACS redirection in the BIOS or kernel (iommu=pt), or set NCCL_P2P_DISABLE=1 "
@@ -478,6 +499,7 @@ def _stalled(run: _Run, lines: int) -> Diagnosis:
         )
     return Diagnosis(
         fault=True, line=first, text=run.stall_text, kind="stalled", state="stalled", lines=lines, rule="stall",
+        family="runtime", action="restart",
         diagnosis=f"Nothing moves any more: {len(run.stall)} such messages in a row, with no milestone and no progress in between.",
         fix="Look whether a worker still works (GPU utilization, py-spy dump); if all are idle, stop the service and start it again",
     )
