@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 
 from django.db import models
 
-LARGE = {"job": ("envelope", "fingerprint"), "service": ("environment",), "channel": ("record",)}
+LARGE = {"job": ("envelope", "fingerprint"), "service": ("environment", "failures", "warmups"), "channel": ("record",)}
 M = TypeVar("M", bound=models.Model)
 
 

@@ -37,6 +37,10 @@ class Service(models.Model):
     releases = models.JSONField(default=list)  # kept releases, newest first: ops/environments/releases.py Release.as_dict()
     changed = models.JSONField(null=True)  # against the last good start: since, words, differences; null: nothing to compare with
     model = models.JSONField(default=list)  # findings about the model folder: ops/environments/model_folder.py
+    failures = models.JSONField(default=list)  # the last ends that nobody asked for, newest last: ops/services/failures.py
+    warmups = models.JSONField(default=list)  # the last that ended well, newest last: at, release, total_s, cache, phases {phase: seconds}
+    unit = models.JSONField(null=True)  # facts of its systemd unit: `inventories.UNIT_FACTS`; null where it has none
+    launch = models.JSONField(default=dict)  # mark, flags, env (secrets hidden), env_files, secret_names, pending: changed since its process started
     practice = models.BooleanField(default=False)
     changed_at = models.DateTimeField(null=True)
 

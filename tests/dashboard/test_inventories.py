@@ -32,7 +32,21 @@ RELEASE: dict[str, Any] = {
 CHANGED: dict[str, Any] = {"since": 3.0, "release": "r0", "job": "j", "words": ["torch 2.9 -> 2.10"],
                            "differences": {"packages": {"torch": ["2.9", "2.10"]}}}
 MODEL: list[dict[str, Any]] = [{"kind": "code", "level": "warning", "title": "auto_map", "why": "", "fix": ""}]
-WHOLE = {"environment": ENVIRONMENT, "releases": [RELEASE], "changed": CHANGED, "model": MODEL}
+DIAGNOSIS: dict[str, Any] = {
+    "fault": True, "line": 3, "lines": 9, "preflight": None, "text": "CUDA error", "diagnosis": "A GPU failed", "fix": "Restart it",
+    "action_hint": "",
+    "kind": "gpu", "rule": "generic", "state": "failed", "family": "cuda", "source": "log", "action": "restart",
+    "context": [{"number": 3, "text": "CUDA error"}]}
+FAILURE: dict[str, Any] = {
+    "at": 6.0, "ended_at": 5.5, "release": "r1", "invocation": "8f", "exit_code": 0, "restarts": 2, "detail": "It ended without being asked to",
+    "problem": "", "diagnosis": DIAGNOSIS}
+WARMUP: dict[str, Any] = {"at": 4.0, "release": "r1", "total_s": 81.5, "cache": "hit", "phases": {"load": 40.0, "capture": 12.5}}
+UNIT: dict[str, Any] = {"name": "vllm.service", "scope": "system", "state": "failed", "sub": "auto-restart", "result": "exit-code", "restarts": 3,
+                        "enabled": "enabled", "needs_reload": False, "launcher_installed": True, "problem": None}
+LAUNCH: dict[str, Any] = {"mark": "ab12", "flags": ["--port", "8000"], "env": {"HF_TOKEN": "[redacted]", "VLLM_USE_V1": "1"},
+                          "env_files": ["-/etc/default/vllm"], "secret_names": ["HF_TOKEN"], "pending": True}
+WHOLE = {"environment": ENVIRONMENT, "releases": [RELEASE], "changed": CHANGED, "model": MODEL, "failures": [FAILURE], "warmups": [WARMUP],
+         "unit": UNIT, "launch": LAUNCH}
 
 
 def said(**inventory: Any) -> dict[str, Any]:
@@ -52,10 +66,10 @@ def test_what_a_node_tells_is_kept_as_it_is() -> None:
 def test_what_is_not_told_stays_as_it_was() -> None:
     apply_announcement(said(**WHOLE))
     apply_announcement(said())  # an older node
-    apply_announcement(said(environment=None, releases=None, model=None))  # one that has not read it yet
+    apply_announcement(said(environment=None, releases=None, model=None, failures=None, launch=None))  # one that has not read it yet
     assert kept() == WHOLE
-    apply_announcement(said(changed=None, releases=[], model=[]))
-    assert kept() == {"environment": ENVIRONMENT, "releases": [], "changed": None, "model": []}
+    apply_announcement(said(changed=None, releases=[], model=[], failures=[], unit=None))
+    assert kept() == {**WHOLE, "releases": [], "changed": None, "model": [], "failures": [], "unit": None}
 
 
 def test_the_same_again_is_not_written_again() -> None:
@@ -84,7 +98,31 @@ def test_too_much_is_cut() -> None:
     assert huge == {"since": 1.0, "release": None, "job": None, "words": ["a"], "differences": None}
 
 
+@pytest.mark.parametrize(("whole", "form"), [(FAILURE, inventories.failure), (WARMUP, inventories.warmup), (UNIT, inventories.unit),
+                                             (LAUNCH, inventories.launch), (DIAGNOSIS, inventories.diagnosis)])
+def test_a_part_of_a_failure_a_warmup_a_unit_or_of_settings_that_has_another_form_is_left_out(whole: dict[str, Any], form: Any) -> None:
+    for field in whole:
+        for odd in (None, 7, 2**80, [], {}, [None, 1, "x"], {"a": {"b": 1}}, True):
+            found = form({**whole, field: odd})
+            if found is None:  # without a word on whether there is a fault, it is no diagnosis
+                assert field == "fault"
+                continue
+            assert {name: value for name, value in found.items() if name != field} == {n: value for n, value in whole.items() if n != field}
+            json.dumps(found)
+
+
+def test_the_newest_failures_and_warmups_are_kept_and_their_texts_cut() -> None:
+    many = {"failures": [{**FAILURE, "at": n, "detail": "x" * 9000, "diagnosis": {**DIAGNOSIS, "text": "y" * 9000, "context": [
+        {"number": n, "text": "z" * 9000} for n in range(90)]}} for n in range(50)], "warmups": [{**WARMUP, "at": n} for n in range(50)]}
+    found = inventories.fields_of(many)
+    assert [one["at"] for one in found["failures"]] == [one["at"] for one in found["warmups"]] == [float(n) for n in range(30, 50)]
+    assert (len(found["failures"][0]["detail"]), len(found["failures"][0]["diagnosis"]["text"])) == (2000, 2000)
+    assert len(json.dumps(found)) < 500_000
+
+
 def test_unknown_is_none_and_never_zero() -> None:
+    assert inventories.failure({})["exit_code"] is None
+    assert inventories.launch({})["pending"] is None
     assert inventories.distribution({"name": "a"})["size_bytes"] is None
     assert inventories.release({"name": "a"})["built_at"] is None
     assert inventories.environment({})["at"] is None
@@ -99,7 +137,7 @@ def test_random_json_never_stops_an_announcement() -> None:
             return [None, True, -1, 2**80, "x\u2028\u202e", 1.5][kind]
         if kind == 6:
             return [value(depth + 1) for _ in range(chance.randint(0, 4))]
-        return {name: value(depth + 1) for name in chance.sample([*ENVIRONMENT, *RELEASE, *CHANGED, "x"], 5)}
+        return {name: value(depth + 1) for name in chance.sample([*ENVIRONMENT, *RELEASE, *CHANGED, *FAILURE, *WARMUP, *LAUNCH, "x"], 5)}
 
     for _ in range(200):
         apply_announcement(from_a_node.read(json.dumps(said(**{name: value(0) for name in WHOLE}))))
