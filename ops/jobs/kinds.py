@@ -31,6 +31,11 @@ def _named_service_lock(service: str | None, params: dict[str, Any]) -> list[str
     return [f"service:{params.get('name')}"]
 
 
+def _both_services(service: str | None, params: dict[str, Any]) -> list[str]:
+    """Of a switch: the one that is stopped, and the one that is started. The steps refuse a `to` that is no other service."""
+    return sorted({f"service:{service}", f"service:{params.get('to')}"})
+
+
 def _no_lock(service: str | None, params: dict[str, Any]) -> list[str]:
     return []
 
@@ -175,6 +180,29 @@ def _upkeep(name: str, title: str, function: str, *, undo: str = "", deadline_s:
     return steps
 
 
+def _control(name: str) -> Callable[[Context], list[Step]]:
+    """A kind whose steps are made by a function of ops/control.py."""
+
+    def steps(context: Context) -> list[Step]:
+        from ops import control
+
+        return list(getattr(control, name)(context))
+
+    return steps
+
+
+def _settings_set(context: Context) -> list[Step]:
+    from ops import launch_settings
+
+    return [Step(name="settings", title="Launch settings", do=launch_settings.set_settings, deadline_s=300)]
+
+
+def _smoke_set(context: Context) -> list[Step]:
+    from ops import smoke_set
+
+    return [Step(name="suite", title="Smoke suite", do=smoke_set.set_tests, deadline_s=300)]
+
+
 def _adopt(context: Context) -> list[Step]:
     from ops import adopting
 
@@ -217,6 +245,15 @@ KINDS: dict[str, Kind] = {kind.name: kind for kind in (
     Kind(name="build", title="Build a release of", locks=_service_lock, steps=_build),
     Kind(name="rollback", title="Roll back", locks=_service_and_environment, steps=_rollback),
     Kind(name="restart", title="Restart", locks=_service_and_environment, steps=_restart),
+    Kind(name="start", title="Start", locks=_service_lock, steps=_control("start_service")),
+    Kind(name="stop", title="Stop", locks=_service_lock, steps=_control("stop_service")),
+    Kind(name="switch", title="Switch from", locks=_both_services, steps=_control("switch_service")),
+    Kind(name="reset-failed", title="Reset the failed state of", locks=_service_lock, steps=_control("reset_failed")),
+    Kind(name="leftovers", title="Look for leftovers of", locks=_no_lock, steps=_control("look_for_leftovers"), mutates=False),
+    Kind(name="end-leftovers", title="End leftovers of", locks=_service_lock, steps=_control("end_leftovers")),
+    Kind(name="diagnose", title="Diagnose", locks=_no_lock, steps=_control("diagnose"), mutates=False),
+    Kind(name="settings-set", title="Set launch settings of", locks=_service_lock, steps=_settings_set),
+    Kind(name="smoke-set", title="Set the smoke suite of", locks=_service_lock, steps=_smoke_set),
     Kind(name="warmup", title="Watch warmup of", locks=_no_lock, steps=_warmup, mutates=False),
     Kind(name="sweep", title="Sweep", locks=_service_lock, steps=_sweep),
     Kind(name="purge", title="Purge", locks=_purge_lock, steps=_purge),
