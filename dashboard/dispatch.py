@@ -11,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 from django.contrib.auth.models import AbstractBaseUser
@@ -30,8 +32,12 @@ from ops.jobs import streams
 from ops.jobs.claim import REPAIRS
 from ops.jobs.envelope import Envelope
 from ops.jobs.errors import BadInput, Busy, OpsError
-from ops.jobs.events import FINAL_STATES, JobState
-from ops.records import NAME
+from ops.jobs.events import FINAL_STATES, EventType, JobState
+from ops.jobs.redact import HIDDEN, hide_in_command
+from ops.records import NAME, NEVER_IN_TEXT
+
+if TYPE_CHECKING:
+    from ops.jobs.kinds import Kind
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +47,11 @@ PARAMS_MAX_BYTES = 256 * 1024
 CHANGES = "changes"  # stream for the live view: what happened to which job
 CHANGES_KEPT = 1000
 CONTROL_KEPT = 1000
-IN_PLACE_KINDS = frozenset({"redeploy", "rollback", "restart"})  # they lock an environment that is changed where it is
+CONTROL_KINDS = ("start", "stop", "restart", "reset-failed", "leftovers", "diagnose")
+LEFTOVERS_LOOKED_AT = 50  # events of this node's jobs, newest first: what may be ended was listed in one of them
 MODES = ("full", "restore")  # ways to make a release: ops/environments/plan.py
 LABEL_LENGTH = 120
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}\Z")
 
 
 def start(*, type: str, node: str | Node, service: str | Service | None = None, params: dict[str, Any] | None = None,
@@ -64,7 +72,7 @@ def start(*, type: str, node: str | Node, service: str | Service | None = None, 
     the_service = _service(the_node, service)
     if kind.needs_service and the_service is None:
         raise BadInput(f"A {kind.title.lower()} job needs a service", hint="Choose one of the node's services")
-    params = {**(in_place_params(the_service) if the_service is not None and type in IN_PLACE_KINDS else {}), **(params or {})}
+    params = {**(in_place_params(the_service) if the_service is not None and _locks_environment(kind) else {}), **(params or {})}
     if len(json.dumps(params)) > PARAMS_MAX_BYTES:
         raise BadInput("This job's settings are too big", why=f"At most {PARAMS_MAX_BYTES // 1024} KiB", hint="Ask for less at once")
     key = hashlib.sha256(f"{user.pk if user else ''}:{idempotency_key}".encode()).hexdigest() if idempotency_key else None
@@ -135,6 +143,126 @@ def start_rollback(*, service: Service, release: str, user: AbstractBaseUser | N
         raise BadInput(f"Release `{release}` was never finished", hint="Choose another, or remove it")
     return start(type="rollback", node=service.node, service=service, user=user, idempotency_key=idempotency_key,
                  params={"release": release, "smoke": smoke})
+
+
+def start_control(*, service: Service, kind: str, user: AbstractBaseUser | None, smoke: bool | None = None,
+                  idempotency_key: str | None = None) -> Job:
+    """One of CONTROL_KINDS. `smoke`: whether a start or restart ends with smoke tests; None: as that kind does by itself."""
+    if kind not in CONTROL_KINDS:
+        raise BadInput(f"A service cannot be controlled by `{kind[:40]}`", hint=f"Use one of {', '.join(CONTROL_KINDS)}")
+    if smoke is not None and kind not in ("start", "restart"):
+        raise BadInput(f"A job of kind {kind} asks no smoke tests")
+    return start(type=kind, node=service.node, service=service, user=user, idempotency_key=idempotency_key,
+                 params={} if smoke is None else {"smoke": smoke})
+
+
+def start_switch(*, service: Service, to: Service, user: AbstractBaseUser | None, smoke: bool = True, idempotency_key: str | None = None) -> Job:
+    """Stops `service`, then starts `to` on the same node; brings `service` back if `to` does not come up. The node takes both records from its own
+    folder."""
+    if to.pk == service.pk:
+        raise BadInput(f"`{to.name}` cannot be switched to itself", hint="Restart it instead")
+    if to.node_id != service.node_id:
+        raise BadInput(f"`{to.name}` is on another node than `{service.name}`", why="A switch frees the GPUs of one node for another service of it")
+    if to.practice != service.practice:
+        raise BadInput(f"`{to.name}` cannot take the place of `{service.name}`", why="Practice never mixes with real services")
+    return start(type="switch", node=service.node, service=service, user=user, idempotency_key=idempotency_key,
+                 params={"to": to.name, "smoke": smoke})
+
+
+def start_end_leftovers(*, service: Service, processes: Sequence[Mapping[str, Any]], user: AbstractBaseUser | None,
+                        idempotency_key: str | None = None) -> Job:
+    """Ends processes that a stop of this service left behind: only such as a job listed as the service's own. The node proves it once more."""
+    wanted = [_process(one) for one in processes]
+    if not wanted:
+        raise BadInput("Nothing was chosen", hint="Choose what to end")
+    own = own_leftovers(service)
+    if strange := [pid for pid, ticks in wanted if (pid, ticks) not in own]:
+        raise BadInput(f"Process {strange[0]} was not found to be a leftover of `{service.name}`",
+                       why="Only what belonged to the service can be ended", hint="Look for leftovers again")
+    return start(type="end-leftovers", node=service.node, service=service, user=user, idempotency_key=idempotency_key,
+                 params={"processes": [{"pid": pid, "start_ticks": ticks} for pid, ticks in dict.fromkeys(wanted)]})
+
+
+def own_leftovers(service: Service) -> set[tuple[int, int]]:
+    """(pid, start time) of every process that a job of the node has listed as one that belonged to this service, and that may be ended."""
+    found = set()
+    told = JobEvent.objects.filter(job__node_id=service.node_id, type=EventType.LEFTOVERS).select_related("job__service").order_by("-at")
+    for event in told[:LEFTOVERS_LOOKED_AT]:
+        about = event.data.get("service") or (event.job.service.name if event.job.service else None)
+        listed = event.data.get("processes") if about == service.name else None
+        for one in listed if isinstance(listed, list) else []:
+            if isinstance(one, dict) and one.get("own") is True and isinstance(one.get("pid"), int) and isinstance(one.get("start_ticks"), int):
+                found.add((one["pid"], one["start_ticks"]))
+    return found
+
+
+def _process(raw: Mapping[str, Any]) -> tuple[int, int]:
+    pid, ticks = raw.get("pid"), raw.get("start_ticks")
+    if type(pid) is not int or type(ticks) is not int or pid < 2 or ticks < 0:
+        raise BadInput("This names no process", why=str(dict(raw))[:200], hint="A process is named by `pid` and `start_ticks`")
+    return pid, ticks
+
+
+def start_settings_set(*, service: Service, user: AbstractBaseUser | None, before: str, flags: Sequence[str] | None = None,
+                       env: Mapping[str, str | None] | None = None, idempotency_key: str | None = None) -> Job:
+    """Changes the flags and variables that the service's next start gets.
+
+    `flags`: the whole new list, or None to leave them. `env`: of each variable that changes its value, or None to remove it; what `redact.HIDDEN`
+    stands for stays as it is. Values are sealed for the node here and now, so that no row, message or page ever holds one. `before`: the mark
+    (`service.launch["mark"]`) of the settings that the person had before them. Raises BadInput, OpsError (kind "changed") if they are others by now.
+    """
+    from ops import sealed
+
+    if flags is None and not env:
+        raise BadInput("Nothing was changed", hint="Change a flag or a variable")
+    known = (service.launch or {}).get("mark")
+    if not known or not before:
+        raise BadInput(f"The settings of `{service.name}` are not known yet", why="Its node has not told them", hint="Wait for its next announcement")
+    if known != before:
+        raise OpsError(f"The settings of `{service.name}` were changed meanwhile", why="Somebody else has set others since this form was shown",
+                       hint="Look at them as they are now, and change them again", kind="changed")
+    params: dict[str, Any] = {"flags": None if flags is None else _flags(flags), "env": {}, "before": before}
+    key = service.node.facts.get("settings_key")
+    for name, value in (env or {}).items():
+        if not VARIABLE.match(name) or name.startswith("ROUNDHOUSE_"):
+            raise BadInput(f"`{name[:80]}` is not a variable that a service can have", hint="Letters, digits and underscores; not ROUNDHOUSE_…")
+        if value is None:
+            params["env"][name] = None
+        elif value == HIDDEN:
+            params["env"][name] = {"keep": True}
+        elif isinstance(key, str) and key:
+            params["env"][name] = {"sealed": sealed.seal(key, value)}
+        else:
+            raise BadInput(f"Node `{service.node.name}` has not told the key that values are sealed with", hint="Bring its agent to this version")
+    return start(type="settings-set", node=service.node, service=service, user=user, idempotency_key=idempotency_key, params=params)
+
+
+def _flags(flags: Sequence[str]) -> list[str]:
+    """The flags as an order may carry them. Raises BadInput for what is no text, and for a secret: flags are stored and shown."""
+    for flag in flags:
+        if not isinstance(flag, str) or not flag or NEVER_IN_TEXT.search(flag):
+            raise BadInput(f"This is not a flag: {str(flag)[:80]!r}")
+    for flag, shown in zip(flags, hide_in_command(flags), strict=True):
+        if flag != shown:
+            raise BadInput(f"The flag `{shown[:80]}` holds a secret", why="Flags are stored and shown, and every process list has them",
+                           hint="Give it as a variable (VLLM_API_KEY, HF_TOKEN): its value is sealed")
+    return list(flags)
+
+
+def start_smoke_set(*, service: Service, user: AbstractBaseUser | None, tests: list[dict[str, Any]], without: list[str], before: dict[str, Any],
+                    idempotency_key: str | None = None) -> Job:
+    """Makes `tests` the service's own questions and `without` the built-in ones that it is not asked. `before`: `smoke_suite` as it was shown; the
+    node changes nothing where it has another one by then."""
+    from ops import smoke_set
+
+    smoke_set.check(tests, without)
+    return start(type="smoke-set", node=service.node, service=service, user=user, idempotency_key=idempotency_key,
+                 params={"tests": tests, "without": without, "before": before})
+
+
+def smoke_suite(service: Service) -> dict[str, Any]:
+    """The service's own questions (`tests`) and the built-in ones left out (`without`), as its node last told them: what a form shows."""
+    return {"tests": service.record.get("smoke_tests") or [], "without": service.record.get("smoke_without") or []}
 
 
 def start_remove_release(*, service: Service, release: str, user: AbstractBaseUser | None, idempotency_key: str | None = None) -> Job:
@@ -256,6 +384,11 @@ def in_place_params(service: Service) -> dict[str, Any]:
         return {}
     told = (service.environment or {}).get("adopted")  # as the node resolved it; the record may name it by a link
     return {"in_place": True, "environment": told if isinstance(told, str) and told else service.record.get("environment")}
+
+
+def _locks_environment(kind: Kind) -> bool:
+    """Whether jobs of this kind lock an environment that is changed where it is."""
+    return "env:/" in kind.locks("a", {"in_place": True, "environment": "/"})
 
 
 def _confirmed(plan_job: Job) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
