@@ -54,11 +54,19 @@ def throughput_history(runs: Iterable[tuple[Any, Sequence[Any]]], *, target: Seq
     return {"practice": practice, "target": list(target), "series": series}
 
 
-def warmup_history(warmups: Iterable[tuple[Any, dict[str, Any]]], *, practice: bool) -> dict[str, Any]:
-    """Warmups of a service, oldest first: (job, its warmup result) to stacked bars, one part a phase."""
-    bars, titles = [], {}
-    for job, warmup in warmups:
-        phases = {p["phase"]: p["took_s"] for p in warmup.get("phases") or [] if p.get("took_s") is not None}
-        titles.update({p["phase"]: p.get("title") or p["phase"] for p in warmup.get("phases") or []})
-        bars.append({"job": job.number, "at": (job.finished_at or job.created_at).isoformat(), "total_s": warmup.get("total_s"), "phases": phases})
-    return {"practice": practice, "phases": [{"phase": phase, "title": title} for phase, title in titles.items()], "bars": bars}
+def job_warmup(job: Any, warmup: dict[str, Any]) -> dict[str, Any]:
+    """A warmup that a job told, in the form in which nodes remember theirs."""
+    return {"job": job.number, "at": (job.finished_at or job.created_at).isoformat(), "total_s": warmup.get("total_s"),
+            "release": warmup.get("release") or "", "cache": warmup.get("cache") or "unknown",
+            "phases": {p["phase"]: p["took_s"] for p in warmup.get("phases") or [] if p.get("took_s") is not None}}
+
+
+def warmup_history(warmups: Iterable[dict[str, Any]], *, practice: bool) -> dict[str, Any]:
+    """Warmups of a service, oldest first, to stacked bars, one part a phase: job (its number, or None), at, release, cache, total_s, phases."""
+    from ops.services.milestones import TITLES
+
+    bars = [{name: one[name] for name in ("job", "at", "release", "cache", "total_s", "phases")} for one in warmups]
+    there = {phase for bar in bars for phase, took in bar["phases"].items() if took}
+    known = [phase for phase in TITLES if phase in there]
+    return {"practice": practice, "bars": bars,
+            "phases": [{"phase": phase, "title": TITLES.get(phase, phase.replace("_", " "))} for phase in (*known, *sorted(there - set(known)))]}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from django import forms
@@ -13,15 +15,19 @@ from dashboard.models import Channel, Job, Service, ShelvedPatch
 from ops.jobs.events import JobState
 
 # Run from a service's page or card; each with the words of its button
-ACTIONS = {"restart": "Restart", "sweep": "Sweep", "smoke": "Smoke tests", "integrity": "Integrity", "warmup": "Watch warmup",
+ACTIONS = {"start": "Start", "stop": "Stop", "restart": "Restart", "switch": "Switch model", "leftovers": "Check leftovers",
+           "end-leftovers": "End leftovers", "reset-failed": "Reset failed", "diagnose": "Diagnose its log",
+           "sweep": "Sweep", "smoke": "Smoke tests", "integrity": "Integrity", "warmup": "Watch warmup",
            "practice-reset": "Reset practice box", "rollback": "Roll back", "remove-release": "Remove a release", "guards-apply": "Apply guards",
            "shelf-forget": "Forget patches", "recipe": "Save a recipe"}
 MODES = {"full": "full: pristine wheels of the channel, resolved anew", "restore": "restore: the versions of now, only edited packages anew"}
 FORGET_AT_ONCE = 500  # patches
+END_AT_ONCE = 200  # processes
 DIAGNOSE_MAX = 700_000  # characters: below the console's own limit on a request
 _VERSION = RegexValidator(r"\A[0-9A-Za-z][0-9A-Za-z.+!_-]{0,79}\Z", "Give one exact version, as in 0.16.0rc2.dev344")
 _RELEASE = RegexValidator(r"\A[0-9A-Za-z][0-9A-Za-z._+-]{0,199}\Z", "This is no name of a release")
 _PYTHON = RegexValidator(r"\A3\.[0-9]{1,2}\Z", "Give a version of Python, as in 3.12")
+_PROCESS = re.compile(r"([1-9][0-9]{0,9}):([0-9]{1,18})\Z")  # pid:start_ticks
 _KEY = RegexValidator(r"\A[0-9a-f]{32}\Z", "This form is not ours; reload the page")
 
 
@@ -48,6 +54,16 @@ def channels_for(service: Service) -> list[Channel]:
     last = Job.objects.filter(service=service, type__in=("redeploy", "build"), state__in=(JobState.SUCCEEDED, JobState.PARTIAL)).first()
     usual = (last.params or {}).get("channel") if last else None
     return sorted(Channel.objects.filter(practice=service.practice), key=lambda channel: (channel.name != usual, not channel.announced, channel.name))
+
+
+def others(service: Service) -> list[Service]:
+    """Services that could take a service's place: of the same node, and practice as it is or real as it is."""
+    return list(Service.objects.filter(node=service.node, practice=service.practice).exclude(pk=service.pk).select_related("node").order_by("name"))
+
+
+def processes(values: Sequence[str]) -> list[dict[str, int]]:
+    """Processes that a form named as `pid:start_ticks`; what names none is left out."""
+    return [{"pid": int(found[1]), "start_ticks": int(found[2])} for value in values if (found := _PROCESS.match(value))]
 
 
 class KeyedForm(forms.Form):
@@ -137,6 +153,16 @@ class ActionForm(KeyedForm):
             self.fields["patch"] = forms.ModelMultipleChoiceField(
                 ShelvedPatch.objects.filter(service=service, forgotten_at=None), error_messages={
                     "required": "choose what to forget", "invalid_choice": "it is not on the shelf any more", "invalid_pk_value": "it is no patch"})
+        elif action in ("start", "restart"):
+            self.fields["smoke"] = forms.ChoiceField(required=False, choices=[("on", "on"), ("off", "off")])  # left out: as the job does by itself
+        elif action == "switch":
+            self.others = others(service) if service else []
+            self.fields["to"] = forms.ChoiceField(choices=[(one.name, one.name) for one in self.others], error_messages={
+                "required": "choose the service to start", "invalid_choice": "there is no such other service on this node"})
+            self.fields["smoke"] = forms.BooleanField(required=False)
+        elif action == "end-leftovers":
+            self.fields["process"] = forms.MultipleChoiceField(required=False)
+            self.fields["process"].valid_value = lambda value: bool(_PROCESS.match(value))  # type: ignore[attr-defined]
         elif action == "recipe":
             self.fields["label"] = forms.CharField(required=False, max_length=120, strip=True)
 
@@ -144,6 +170,8 @@ class ActionForm(KeyedForm):
         cleaned = super().clean() or {}
         if len(cleaned.get("patch") or ()) > FORGET_AT_ONCE:
             raise forms.ValidationError(f"at most {FORGET_AT_ONCE} at once")
+        if self.action == "end-leftovers" and not self.errors and not 0 < len(cleaned.get("process") or ()) <= END_AT_ONCE:
+            raise forms.ValidationError("choose which processes to end" if not cleaned.get("process") else f"at most {END_AT_ONCE} at once")
         return cleaned
 
     def params(self) -> dict[str, Any]:
@@ -153,6 +181,14 @@ class ActionForm(KeyedForm):
     def start(self, service: Service, user: User) -> Job:
         """The job that was asked for. Raises what `dashboard/dispatch.py` raises."""
         given, key = self.cleaned_data, self.key()
+        if self.action in dispatch.CONTROL_KINDS:
+            smoke = {"on": True, "off": False}.get(given.get("smoke") or "")
+            return dispatch.start_control(service=service, kind=self.action, smoke=smoke, user=user, idempotency_key=key)
+        if self.action == "switch":
+            to = next(one for one in self.others if one.name == given["to"])
+            return dispatch.start_switch(service=service, to=to, smoke=given["smoke"], user=user, idempotency_key=key)
+        if self.action == "end-leftovers":
+            return dispatch.start_end_leftovers(service=service, processes=processes(given["process"]), user=user, idempotency_key=key)
         if self.action == "rollback":
             return dispatch.start_rollback(service=service, release=given["release"], smoke=given["smoke"], user=user, idempotency_key=key)
         if self.action == "remove-release":

@@ -14,6 +14,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
 from dashboard import adoption_story, charts, diffs, dispatch, environment_story, job_story, permissions
+from dashboard.diagnoses import diagnosis_card
 from dashboard.forms import AbandonForm
 from dashboard.models import BenchmarkRun, Job, JobEvent, JobLock, JobStep, Service
 from dashboard.views import HtmxRequest, list_response, problems, signed_in
@@ -28,7 +29,6 @@ FILTERS = {
     "open": job_story.OPEN_STATES, "succeeded": (JobState.SUCCEEDED, JobState.PARTIAL), "failed": (JobState.FAILED, JobState.INTERRUPTED),
     "cancelled": (JobState.CANCELLED,),
 }
-COMMANDS = ("uv", "pip", "python", "export", "sudo", "apt-get", "apt", "kill", "systemctl", "rm", "ulimit", "huggingface-cli", "hf")
 FRAGMENTS = ("head", "notice", "facts", "steps", "panels")
 
 
@@ -293,24 +293,6 @@ def report_panel(found: Job, run: BenchmarkRun | None) -> dict[str, Any]:
             "guards_hold": sum(1 for g in verified.get("guards") or [] if g.get("holds")), "shown_packages": sorted(reinstall.get("changed") or [],
                                                                                                                     key=job_story.importance)[:12],
             "kinds": sorted({str(item["kind"]).replace("-", " ") + "s" for item in deleted if isinstance(item, dict) and item.get("kind")})}
-
-
-def diagnosis_card(found: dict[str, Any], job: Job | None = None) -> dict[str, Any]:
-    """A diagnosis (`Diagnosis.as_dict`) with its decisive line among its neighbours, and the first command of its fix to copy."""
-    decisive = found.get("line")
-    rows = [{**row, "decisive": row.get("number") == decisive} for row in found.get("context") or []]
-    if not rows and found.get("text"):
-        rows = [{"number": decisive, "text": found["text"], "decisive": True}]
-    return {**found, "rows": rows, "command": first_command(str(found.get("fix") or "")), "job": job}
-
-
-def first_command(fix: str) -> str:
-    """The first command of a fix, to be copied: what stands in backticks, else from a program's name to the end of its clause; or ""."""
-    for part in fix.split("`")[1::2]:
-        if part.split(" ")[0] in COMMANDS:
-            return part
-    match = re.search(rf"(?:^|[:;] |\bor )((?:{'|'.join(COMMANDS)}) [^`]+?)(?=, then\b|, or\b|; | \(|\. [A-Z]|\.?$)", fix)
-    return match.group(1) if match else ""
 
 
 # ---- log ----

@@ -9,11 +9,11 @@ from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_http_methods, require_safe
 
 from dashboard import adoption_forms, environment_story
+from dashboard.diagnoses import diagnosis_card
 from dashboard.forms import DIAGNOSE_MAX, DiagnoseForm
 from dashboard.models import Job, Node, Service
 from dashboard.views import channels
 from dashboard.views.fleet import job_rows, node_card
-from dashboard.views.jobs import diagnosis_card
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -10,9 +10,9 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from dashboard import adoption_forms, charts, dispatch, environment_story, guard_forms, permissions
+from dashboard import adoption_forms, charts, dispatch, environment_story, guard_forms, permissions, service_story
 from dashboard.estimates import usual
-from dashboard.forms import ACTIONS, FORGET_AT_ONCE, ActionForm, PlanForm, channels_for, preset_choices
+from dashboard.forms import ACTIONS, FORGET_AT_ONCE, ActionForm, PlanForm, channels_for, others, preset_choices
 from dashboard.guard_forms import GuardsForm
 from dashboard.models import BenchmarkRun, Job, Node, Service, ShelvedPatch
 from dashboard.views import problems, signed_in
@@ -21,7 +21,8 @@ from dashboard.views.fleet import job_rows, service_card
 from ops.jobs.errors import BadInput
 from ops.jobs.events import JobState
 
-RUNS, WARMUPS, JOBS = 40, 8, 10
+RUNS, WARMUPS, JOBS = 40, 20, 10
+CONTROLS = (*dispatch.CONTROL_KINDS, "switch", "end-leftovers")
 
 
 def _service(node: str, name: str) -> Service:
@@ -47,20 +48,31 @@ def service(request: HttpRequest, node: str, name: str) -> HttpResponse:
     found = _service(node, name)
     card = service_card(found)
     runs = list(BenchmarkRun.objects.filter(service=found, state="done").select_related("job").prefetch_related("levels")[:RUNS])
-    warmed = [job for job in Job.objects.filter(service=found, type__in=(*environment_story.STARTS, "warmup"))[:WARMUPS * 3]
-              if (job.result or {}).get("warmup", {}).get("total_s") is not None][:WARMUPS][::-1]
     jobs = list(Job.objects.filter(service=found).select_related("service", "node", "by").prefetch_related("steps")[:JOBS])
     history = charts.throughput_history([(run, list(run.levels.all())) for run in runs], target=card["record"].get("target_tok_s") or [])
+    failures = service_story.failures(found)
     return render(request, "services/service.html", {
         "service": found, "card": card, "rows": job_rows(jobs), "channels": channels_for(found), "known": environment_story.start_estimate(found),
-        "runs": runs,
-        "history": history, "warmups": charts.warmup_history([(job, job.result["warmup"]) for job in warmed], practice=found.practice),
+        "runs": runs, "now": service_story.now(found), "failures": failures, "trouble": service_story.trouble(found, failures),
+        "unit": service_story.unit(found), "launch": service_story.launch(found), "others": others(found), "usual": service_story.usual_warmup(found),
+        "history": history, "warmups": _warmups(found),
         "last_good": _last_good(found), "changed": _changed(found, card), "words": environment_story.changed_words(found),
         "releases": environment_story.releases(found), "integrity": _integrity(found), "reading": tab_counts(found), "tab": "service",
         "shelf": environment_story.saves(found)[:1], "model": environment_story.model_findings(found),
         "guards": _guards(found, card),
         "can_apply": [g for g in card["guards"] if not g.get("holds") and can_apply(g)],
     })
+
+
+def _warmups(found: Service) -> dict[str, Any]:
+    """The last warmups as a chart: those that the node remembers; of an older node, those of this console's jobs."""
+    known = service_story.warmups(found)[-WARMUPS:]
+    if known:
+        return charts.warmup_history([{**one, "at": one["at"].isoformat() if one["at"] else None, "job": None} for one in known],
+                                     practice=found.practice)
+    jobs = [job for job in Job.objects.filter(service=found, type__in=(*environment_story.STARTS, "warmup"))[:WARMUPS * 3]
+            if (job.result or {}).get("warmup", {}).get("total_s") is not None][:WARMUPS][::-1]
+    return charts.warmup_history([charts.job_warmup(job, job.result["warmup"]) for job in jobs], practice=found.practice)
 
 
 def _last_good(found: Service) -> Job | None:
@@ -124,8 +136,9 @@ def service_run(request: HttpRequest, node: str, name: str, action: str) -> Http
             raise BadInput(f"{ACTIONS[action]} cannot be started as asked", why=problems(form), hint="Go back and correct it")
         return redirect("job", number=form.start(found, signed_in(request)).number)
     permissions.require(request.user, f"job.{action}")
-    known = usual(Job.objects.filter(service=found, state__in=(JobState.SUCCEEDED, JobState.PARTIAL), type__in=(action, "redeploy", "restart"))
-                  .prefetch_related("steps")[:16], downtime_of=(action,) if action == "practice-reset" else ("redeploy", "restart", "rollback"))
+    earlier = Job.objects.filter(service=found, state__in=(JobState.SUCCEEDED, JobState.PARTIAL), type__in=(action, "redeploy", "restart", "start"))
+    known = usual(earlier.prefetch_related("steps")[:16],
+                  downtime_of=(action,) if action == "practice-reset" else ("redeploy", "restart", "rollback"))
     card = service_card(found)
     context = {"service": found, "card": card, "action": action, "title": ACTIONS[action], "known": known,
                "presets": preset_choices() if action == "sweep" else [], "post_to": reverse("service_run", args=[node, name, action]),
@@ -135,7 +148,9 @@ def service_run(request: HttpRequest, node: str, name: str, action: str) -> Http
 
 
 def _asked(request: HttpRequest, found: Service, card: dict[str, Any], action: str) -> dict[str, Any]:
-    """What the question of one action names: the release, the guards, the patches. Raises Http404 for what is not there."""
+    """What the question of one action names: the release, the guards, the patches, the processes. Raises Http404 for what is not there."""
+    if action in CONTROLS:
+        return _control(request, found, card, action)
     if action in ("rollback", "remove-release"):
         release = environment_story.find_release(found, request.GET.get("release", ""))
         if release is None:
@@ -156,6 +171,34 @@ def _asked(request: HttpRequest, found: Service, card: dict[str, Any], action: s
             raise Http404("This is not on the shelf of the service any more")
         return {"patches": patches, "back": reverse("shelf", args=[found.node.name, found.name])}
     return {}
+
+
+def _control(request: HttpRequest, found: Service, card: dict[str, Any], action: str) -> dict[str, Any]:
+    """The words of a question about starting, stopping, switching and what is left over."""
+    down, unit, name = found.state in ("stopped", "failed"), service_story.unit(found), found.name
+    asked: dict[str, Any] = {"control": True, "unit": unit, "launch": service_story.launch(found), "usual": service_story.usual_warmup(found),
+                             "starting": found.state == "starting", "down": down}
+    question, press = {
+        "start": (f"Start {name}?", f"Start {name}"), "stop": (f"Stop {name}?", f"Stop {name}"),
+        "restart": (f"{'Start' if down else 'Restart'} {name}?", f"{'Start' if down else 'Restart'} {name}"),
+        "switch": (f"Switch from {name} to another model?", "Switch"), "leftovers": (f"Look for what {name} left behind?", "Check leftovers"),
+        "end-leftovers": (f"End what {name} left behind?", "End these processes"),
+        "reset-failed": (f"Reset the failed state of {name}?", "Reset the failed state"), "diagnose": (f"Diagnose the log of {name}?", "Diagnose"),
+    }[action]
+    if action == "switch":
+        asked["choices"] = service_story.switch_choices(found)
+        if not asked["choices"]:
+            raise Http404("There is no other service on this node to switch to")
+    if action == "reset-failed" and unit is None:
+        raise Http404("Only a service under systemd has a failed state to reset")
+    if action == "end-leftovers":
+        number = request.GET.get("job", "")
+        job = Job.objects.filter(node=found.node, number=int(number)).first() if number.isascii() and number.isdigit() and len(number) < 10 else None
+        asked["processes"] = service_story.own_processes(job, found) if job else []
+        if not asked["processes"] or job is None:
+            raise Http404("This job found no process that belonged to the service")
+        asked |= {"job": job, "back": reverse("job", args=[job.number])}
+    return {"question": question, "press": press, "danger": action in ("stop", "end-leftovers"), **asked}
 
 
 def _guards_in_order(card: dict[str, Any]) -> list[dict[str, Any]]:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from dashboard import charts
+from dashboard.diagnoses import first_command
 from dashboard.estimates import usual
 from dashboard.templatetags import log_lines
 from dashboard.templatetags import roundhouse as tags
 from dashboard.views.fleet import memory_parts, spark_points
-from dashboard.views.jobs import first_command
 
 GIB = 2**30
 

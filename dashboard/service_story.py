@@ -1,0 +1,252 @@
+"""A service as its page tells it: how it runs now and since when, why it is down, how it ended before, its unit, its launch settings, its warmups.
+
+Rows hold what a node said (`dashboard/inventories.py` gave it a form); status and record are as they came. Everything here reads and gives plain
+data for templates; nothing writes, and unknown stays None.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from dashboard import environment_story
+from dashboard.diagnoses import DOWN, diagnosis_card
+from dashboard.environment_story import listed, text, told, whole
+from dashboard.forms import others
+from dashboard.models import Job, JobEvent, Service
+from dashboard.templatetags.roundhouse import as_datetime
+from ops.jobs.events import EventType
+from ops.jobs.redact import HIDDEN
+
+WORDS = {"healthy": "it answers", "starting": "it does not answer yet", "stopped": "it was asked to stop, or never started", "failed":
+         "it ended, and nobody asked for that", "unknown": "its node has not said"}
+PROCESS_STOP_S = 30  # ops/services/process.py: how long a plain process may take to end
+
+
+def number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15 else None
+
+
+def is_systemd(service: Service) -> bool:
+    return told(service.record).get("manager") == "systemd"
+
+
+def unit_name(service: Service) -> str:
+    return text(told(service.record).get("unit"))
+
+
+# ---- now ----
+
+
+def now(service: Service) -> dict[str, Any]:
+    """How it runs: `facts` for the strip, `down`, `loops` (its manager starts it again and again), `restarts`, `exit` (how the last run ended)."""
+    status, unit = told(service.status), told(service.unit)
+    down = service.state in DOWN
+    restarts = whole(status.get("restarts"))
+    restarts = whole(unit.get("restarts")) if restarts is None else restarts
+    since = as_datetime(number(status.get("ended_at") if down else status.get("started_at"))) or as_datetime(number(status.get("since"))) \
+        or service.changed_at
+    loops = is_systemd(service) and bool(restarts) and service.state in ("failed", "starting")
+    facts = [
+        {"term": "State", "state": service.state, "small": text(status.get("detail")) or WORDS.get(service.state, "")},
+        {"term": "Down for" if down else "Up for" if service.state in ("healthy", "starting") else "Unknown for", "since": since, "at": since},
+        {"term": "Restarts", "value": None if restarts is None else f"{restarts:,}",
+         "small": "by systemd, by itself" if restarts is not None else "nobody counts them" if is_systemd(service) else
+         "only jobs start it", "tone": "warn" if loops else ""},
+        {"term": "Release", "release": environment_story.live_release(service), "small": "live" if environment_story.live_release(service)
+         else "not known yet"},
+        {"term": "Process", "value": f"pid {status['pid']}" if whole(status.get("pid")) else None, "small": _process_words(service, status)},
+    ]
+    return {"facts": facts, "down": down, "loops": loops, "restarts": restarts, "exit": exit_words(status.get("exit_code")) if down else ""}
+
+
+def _process_words(service: Service, status: dict[str, Any]) -> str:
+    if service.state in DOWN:
+        return exit_words(status.get("exit_code"))
+    return unit_name(service) if is_systemd(service) else "plain process"
+
+
+def exit_words(code: Any) -> str:
+    """How a run ended, in words: an exit code, a signal's name, or that it was not seen."""
+    code = code if isinstance(code, int) and not isinstance(code, bool) else None
+    if code is None:
+        return "how it ended was not seen"
+    if code == 0:
+        return "exit code 0"
+    if code > 0:
+        return f"exit code {code}"
+    try:
+        return f"ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"ended by signal {-code}"
+
+
+def trouble(service: Service, last: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """What the page says first of a service that is down: its title, why, the diagnosis of its last end, and a button. None for one that runs.
+
+    `last`: what `failures` gave.
+    """
+    if service.state not in DOWN:
+        return None
+    status, here = told(service.status), now(service)
+    why = [text(status.get("detail"))]
+    newest = last[0] if last and service.state == "failed" else None
+    code = status.get("exit_code")
+    if service.state == "failed" and code == 0:
+        why.append("vLLM exits with code 0 when its engine dies, so the code says nothing.")
+    elif service.state == "failed" and code is not None and exit_words(code) not in why[0]:
+        why.append(f"{exit_words(code).capitalize()}.")
+    title = f"{service.name} is stopped"
+    if service.state == "failed":
+        title = f"{service.name} crashes again and again: {here['restarts']} restarts" if here["loops"] else f"{service.name} does not answer"
+    return {"title": title, "why": " ".join(_sentence(one) for one in why if one) or "Its process has ended.", "failure": newest,
+            "card": newest["card"] if newest else None, "reset": is_systemd(service) and text(told(service.unit).get("state")) == "failed"}
+
+
+def _sentence(words: str) -> str:
+    return words if words.endswith((".", "!", "?")) else f"{words}."
+
+
+# ---- ends that nobody asked for ----
+
+
+def failures(service: Service) -> list[dict[str, Any]]:
+    """The last ends that nobody asked for, newest first: when, of which release, how, and `card` (a diagnosis as pages show it, or None)."""
+    rows = []
+    for raw in reversed(listed(service.failures)):
+        found = told(raw.get("diagnosis"))
+        card = diagnosis_card(found, service=service) if found.get("fault") is True else None
+        said = text(card.get("diagnosis")) or text(card.get("text")) if card else ""
+        rows.append({"at": as_datetime(number(raw.get("ended_at"))) or as_datetime(number(raw.get("at"))), "release": text(raw.get("release")),
+                     "exit": exit_words(raw.get("exit_code")), "code": raw.get("exit_code"), "restarts": whole(raw.get("restarts")),
+                     "detail": text(raw.get("detail")), "problem": text(raw.get("problem")), "card": card,
+                     "kind": text(found.get("kind")) if card else "", "invocation": text(raw.get("invocation")),
+                     "title": said or text(raw.get("detail")) or f"It ended: {exit_words(raw.get('exit_code'))}"})
+    return rows
+
+
+def newest_failure(service: Service) -> dict[str, Any] | None:
+    """Of a service that failed, why, as far as its node has found out; None for others."""
+    return next(iter(failures(service)), None) if service.state == "failed" else None
+
+
+# ---- the unit ----
+
+
+def unit(service: Service) -> dict[str, Any] | None:
+    """Facts of the systemd unit, and `notes` that a person should read; None for a service without one."""
+    if not is_systemd(service):
+        return None
+    said, name = told(service.unit), unit_name(service)
+    scope = text(said.get("scope")) or text(told(service.record).get("unit_scope"))
+    state = " ".join(part for part in (text(said.get("state")), f"({text(said.get('sub'))})" if text(said.get("sub")) else "") if part)
+    enabled = said.get("enabled")
+    enabled = {"enabled": True, "disabled": False}.get(enabled) if isinstance(enabled, str) else enabled if isinstance(enabled, bool) else None
+    ctl = "systemctl --user" if scope == "user" else "systemctl"
+    notes: list[dict[str, Any]] = []
+    if problem := text(said.get("problem")):
+        notes.append({"level": "warning", "text": problem, "command": ""})
+    if said.get("needs_reload") is True:
+        notes.append({"level": "warning", "text": "Its unit file was changed on disk, and systemd has not read it again. An admin of the node runs:",
+                      "command": f"{ctl} daemon-reload"})
+    if said.get("launcher_installed") is False:
+        notes.append({"level": "warning", "command": f"python -m ops adopt --unit {shlex.quote(name)} --apply --install", "text":
+                      "It still runs its own command. Start, stop and restart work; a redeploy, a roll back and launch settings need Roundhouse's "
+                      "drop-in first, which an admin of the node installs:"})
+    if enabled is False:
+        notes.append({"level": "note", "text": "It is not enabled: it does not start with the machine.", "command": ""})
+    result = text(said.get("result"))
+    return {"name": name, "scope": scope, "state": state, "result": result if result != "success" else "", "enabled": enabled, "notes": notes,
+            "known": bool(said), "failed": text(said.get("state")) == "failed", "own_command": said.get("launcher_installed") is False}
+
+
+# ---- launch settings ----
+
+
+def launch(service: Service) -> dict[str, Any]:
+    """What the next start will use: `flags` (one option a line), `env` (secret values are not known here), `env_files`, `pending`."""
+    said, record = told(service.launch), told(service.record)
+    flags = said.get("flags") if isinstance(said.get("flags"), list) else record.get("flags")
+    env = said.get("env") if isinstance(said.get("env"), dict) else record.get("env")
+    secret = set(said.get("secret_names") or []) if isinstance(said.get("secret_names"), list) else set()
+    files = said.get("env_files") if isinstance(said.get("env_files"), list) else record.get("env_files")
+    rows = [{"name": str(name), "value": str(value), "secret": name in secret or HIDDEN in str(value)}
+            for name, value in sorted((env or {}).items())] if isinstance(env, dict) else []
+    rows += [{"name": name, "value": "", "secret": True} for name in sorted(map(str, secret - {row["name"] for row in rows}))]
+    return {"known": bool(said), "flags": flag_lines(flags), "env": rows,
+            "env_files": [str(one) for one in files] if isinstance(files, list) else [], "pending": said.get("pending") is True}
+
+
+def flag_lines(flags: Any) -> list[str]:
+    """Flags as a person writes them, an option with its values a line, quoted where a shell would want it."""
+    lines: list[list[str]] = []
+    for flag in flags if isinstance(flags, list) else []:
+        if not lines or (str(flag).startswith("-") and not _is_number(str(flag))):
+            lines.append([])
+        lines[-1].append(shlex.quote(str(flag)))
+    return [" ".join(line) for line in lines]
+
+
+def _is_number(word: str) -> bool:
+    return word[1:].replace(".", "", 1).isdigit()
+
+
+# ---- warmups ----
+
+
+def warmups(service: Service) -> list[dict[str, Any]]:
+    """Warmups that its node remembers, oldest first: at, release, total_s, cache, phases {name: seconds}."""
+    return [{"at": as_datetime(number(one.get("at"))), "release": text(one.get("release")), "total_s": number(one.get("total_s")),
+             "cache": text(one.get("cache")) or "unknown", "phases": {str(name): took for name, value in told(one.get("phases")).items()
+                                                                      if (took := number(value)) is not None}}
+            for one in listed(service.warmups) if number(one.get("total_s")) is not None]
+
+
+def usual_warmup(service: Service) -> dict[str, Any] | None:
+    """What a start usually takes, by what its node remembers: `seconds` (median), `count`; None before the first."""
+    known = [one["total_s"] for one in warmups(service)]
+    if known:
+        return {"seconds": median(known), "count": len(known)}
+    usual = environment_story.start_estimate(service)
+    return {"seconds": usual.warmup_s, "count": usual.warmups} if usual.warmup_s is not None else None
+
+
+# ---- what can be done ----
+
+
+def switch_choices(service: Service) -> list[dict[str, Any]]:
+    """Services that could take its place, each with what its start usually takes."""
+    return [{"service": one, "model": text(told(one.record).get("model_path")).rstrip("/").rsplit("/", 1)[-1], "usual": usual_warmup(one)}
+            for one in others(service)]
+
+
+def own_processes(job: Job, service: Service) -> list[dict[str, Any]]:
+    """Processes that a job found to be left over from this service: those that may be ended."""
+    found = leftovers(job)
+    return found["own"] if (found["service"] or (job.service.name if job.service else "")) == service.name else []
+
+
+def leftovers(job: Job) -> dict[str, Any]:
+    """What a job found left over, as pages show it: `own` and `others` (processes), ports, shm, ipc, `nothing`, service, at."""
+    event = JobEvent.objects.filter(job=job, type=EventType.LEFTOVERS).order_by("-seq").first()
+    said = told(event.data) if event else {}
+    rows = [_process(one) for one in listed(said.get("processes"))[:200]]
+    ports = [{"port": whole(one.get("port")), "pid": whole(one.get("pid")), "command": text(one.get("command"))} for one in listed(said.get("ports"))]
+    shm = [{"path": text(one.get("path")), "size_bytes": whole(one.get("size_bytes"))} for one in listed(said.get("shm"))]
+    ipc = [{"path": text(one.get("path")), "what": text(one.get("what"))} for one in listed(said.get("ipc"))]
+    return {"told": event is not None, "own": [row for row in rows if row["own"]], "others": [row for row in rows if not row["own"]],
+            "ports": ports[:200], "shm": shm[:200], "ipc": ipc[:200], "nothing": not (rows or ports or shm or ipc),
+            "shm_bytes": sum(one["size_bytes"] for one in shm if one["size_bytes"] is not None), "service": text(said.get("service")),
+            "at": as_datetime(number(said.get("at"))) or (as_datetime(event.at) if event else None)}
+
+
+def _process(raw: dict[str, Any]) -> dict[str, Any]:
+    pid, ticks = whole(raw.get("pid")), whole(raw.get("start_ticks"))
+    gpus = [{"index": whole(one.get("index")), "used_bytes": whole(one.get("used_bytes"))} for one in listed(raw.get("gpus"))]
+    sizes = [one["used_bytes"] for one in gpus if one["used_bytes"] is not None]
+    return {"pid": pid, "named": f"{pid}:{ticks}" if pid is not None and ticks is not None else "", "user": text(raw.get("user")),
+            "unit": text(raw.get("unit")), "command": text(raw.get("command")), "started_at": as_datetime(number(raw.get("started_at"))),
+            "gpus": gpus, "used_bytes": sum(sizes) if sizes else None, "own": raw.get("own") is True and pid is not None and ticks is not None}
