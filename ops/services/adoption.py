@@ -202,9 +202,7 @@ def _variables(unit: Unit, findings: list[dict[str, str]]) -> tuple[dict[str, st
     files, values = [], {}
     for named in unit.environment_files():
         optional, pattern = named.startswith("-"), named.removeprefix("-")
-        plain = re.sub(r"\*+", "*", pattern)  # `**` is nothing special to systemd; here it would search the whole disk
-        matching = sorted(str(path) for path in Path("/").glob(plain[1:])) if re.search(r"[*?[]", pattern) else [pattern]
-        for path in matching:
+        for path in unit_files.matching(pattern):
             files.append(f"-{path}" if optional else path)
             values.update(_file_values(path, optional, findings))
     dropped = [word for setting in unit.values("UnsetEnvironment") for word in unit_files.split_plain(unit.expand(setting.value))]

@@ -1,6 +1,6 @@
 """Who starts and stops a service: one interface, whatever does it.
 
-`process` is the plain-process manager (practice, hosts without systemd). What a `systemd` record gets says clearly that it cannot yet.
+`process` is the plain-process manager (practice, hosts without systemd), `systemd` a unit of the host.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from ops.jobs.errors import OpsError
 from ops.records import ServiceRecord
 from ops.services.process import ProcessManager
 from ops.services.status import ServiceStatus
@@ -85,12 +84,9 @@ class Manager(Protocol):
 
 
 def manager_for(record: ServiceRecord) -> Manager:
-    """The manager of this service. Raises OpsError for `systemd`."""
+    """The manager of this service. Raises BadInput for a unit that is none."""
     if record.manager == "process":
         return ProcessManager(record)
-    raise OpsError(
-        f"Service `{record.name}` is the systemd unit `{record.unit}`, which this version cannot start or stop",
-        why="Only services of the plain-process manager can be controlled so far; units come with the systemd manager",
-        hint="Its pages, packages and benchmarks work. To control it here, run it under the process manager (`manager: process`)",
-        kind="unsupported",
-    )
+    from ops.services.systemd import SystemdManager
+
+    return SystemdManager(record)

@@ -320,6 +320,12 @@ def _text(file: Path) -> str:
         raise OpsError(f"`{file}` cannot be read", why=error.strerror or str(error), hint="Run this as a user who may read the unit") from error
 
 
+def matching(pattern: str) -> list[str]:
+    """The files that a path of EnvironmentFile= names: it may hold `*`, `?` and `[...]`."""
+    plain = re.sub(r"\*+", "*", pattern)  # `**` is nothing special to systemd; here it would search the whole disk
+    return sorted(str(path) for path in Path("/").glob(plain.lstrip("/"))) if re.search(r"[*?[]", pattern) else [pattern]
+
+
 # ---- reading a file ----
 
 

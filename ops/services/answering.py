@@ -1,0 +1,50 @@
+"""The state of a service whose main process lives: does it answer, and is it the one who answers? The same under every manager."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ops.records import ServiceRecord
+from ops.services import health, listeners
+from ops.services.state import write_file
+from ops.services.status import ServiceState, ServiceStatus
+
+HEALTH_TIMEOUT_S = 2.0
+
+
+def status(record: ServiceRecord, *, invocation: str, stopping: bool, pids: Callable[[], set[int]], facts: dict[str, Any],
+           starts: str = "It starts") -> ServiceStatus:
+    """Asks /health once. `facts`: the other fields of the status; `starts`: how its start is told.
+
+    The file `healthy` beside the launcher keeps the run (`invocation`) that was healthy once: from then on silence is no start any more.
+    """
+    was_healthy = _was_healthy(record, invocation)
+    answer = health.health(record.base_url, timeout_s=HEALTH_TIMEOUT_S)
+    if answer.ok and stopping:  # it may go on answering for a moment, or until its last stream ends
+        return ServiceStatus(state=ServiceState.UNKNOWN, detail="It is being stopped, and still answers", **facts)
+    if answer.ok:
+        if not was_healthy and (other := listeners.foreign(health.port_of(record.base_url), pids())):
+            return ServiceStatus(state=ServiceState.STARTING, detail=f"Its port is answered by something else: {other}", **facts)
+        if not was_healthy:
+            with contextlib.suppress(OSError):  # a full disk: it is noted at a later look
+                write_file(healthy_file(record), invocation)
+        return ServiceStatus(state=ServiceState.HEALTHY, detail="It answers", **facts)
+    told = f"/health answers {answer.status}" if answer.status else answer.why
+    if was_healthy or stopping:
+        ending = "It is being stopped" if stopping else "It was healthy, but does not answer now"
+        return ServiceStatus(state=ServiceState.UNKNOWN, detail=f"{ending}: {told}", **facts)
+    return ServiceStatus(state=ServiceState.STARTING, detail=f"{starts}: {told}", **facts)
+
+
+def healthy_file(record: ServiceRecord) -> Path:
+    return record.folder / "healthy"
+
+
+def _was_healthy(record: ServiceRecord, invocation: str) -> bool:
+    try:
+        return healthy_file(record).read_text() == invocation
+    except (FileNotFoundError, NotADirectoryError):
+        return False
