@@ -29,7 +29,7 @@ from redis.exceptions import RedisError
 from dashboard import permissions, redis_clients
 from dashboard.models import AuditEntry, Channel, Job, JobEvent, JobLock, LockFence, Node, Service, ShelvedPatch
 from ops.jobs import streams
-from ops.jobs.claim import REPAIRS
+from ops.jobs.claim import ON_KEPT
 from ops.jobs.envelope import Envelope
 from ops.jobs.errors import BadInput, Busy, OpsError
 from ops.jobs.events import FINAL_STATES, EventType, JobState
@@ -527,9 +527,9 @@ def _make(*, type: str, node: Node, service: Service | None, params: dict[str, A
 
 def _refuse_if_busy(node: Node, lock: str, type: str) -> None:
     """Raises Busy naming the job that holds the lock, or waits for its node to take it. A job whose rollback failed keeps its lock until a person
-    has looked: then a restart or a reset is what that person does, and both may."""
+    has looked: what that person then does (restart, stop, end what is left) may take it."""
     taken = JobLock.objects.filter(Q(held=True) | ~Q(job__state__in=FINAL_STATES), node=node, lock=lock)
-    if type in REPAIRS:
+    if type in ON_KEPT:
         taken = taken.exclude(job__state__in=FINAL_STATES)
     holder = taken.select_related("job").order_by("job__number").first()
     if holder is None:

@@ -23,7 +23,7 @@ from django.db.models import F
 from django.db.models.functions import Greatest
 
 from dashboard.models import BenchmarkLevel, BenchmarkRun, Job, JobLock, JobStep, LockFence, ShelvedPatch
-from ops.jobs.claim import REPAIRS
+from ops.jobs.claim import ON_KEPT, REPAIRS
 from ops.jobs.events import FINAL_STATES, LOCKING_STATES, Event, EventType, JobState
 
 FINDINGS_KEPT = 500
@@ -43,12 +43,12 @@ def when(at: float) -> datetime:
 
 
 def _keep_for_a_person(lock: JobLock) -> None:
-    """A repair that did not succeed gives the lock back to the job whose rollback failed: on the node it is kept, too."""
+    """A job that was let in, and is no repair that succeeded, gives the lock back to the one whose rollback failed: on the node it is kept, too."""
     for earlier in JobLock.objects.filter(node=lock.node, lock=lock.lock, fence__lt=lock.fence).select_related("job").order_by("-fence"):
         if earlier.job.rollback == "failed" and earlier.job.is_final:
             JobLock.objects.filter(pk=earlier.pk).update(held=True)
             return
-        if earlier.job.type not in REPAIRS or earlier.job.state == JobState.SUCCEEDED:
+        if earlier.job.type not in ON_KEPT or (earlier.job.type in REPAIRS and earlier.job.state == JobState.SUCCEEDED):
             return  # nobody had to look since then
 
 
@@ -149,12 +149,12 @@ class JobProjection:
         if not holds:
             left = list(JobLock.objects.filter(job=job, held=True))
             JobLock.objects.filter(job=job, held=True).update(held=False)
-            if job.type in REPAIRS and job.state != JobState.SUCCEEDED:
-                for lock in left:
-                    _keep_for_a_person(lock)
-            elif job.type in REPAIRS:
-                for lock in left:
+            repaired = job.type in REPAIRS and job.state == JobState.SUCCEEDED
+            for lock in left if job.type in ON_KEPT else ():
+                if repaired:
                     _let_go_with(lock)
+                else:
+                    _keep_for_a_person(lock)
             return
         for lock in JobLock.objects.filter(job=job, held=False):
             JobLock.objects.filter(node=lock.node, lock=lock.lock, held=True, fence__lt=lock.fence).exclude(job=job).update(held=False)

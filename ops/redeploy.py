@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ops import report
+from ops import control, report
 from ops.artifacts import purge as purging
 from ops.artifacts import scan
 from ops.benchmark import presets, sweep
@@ -28,7 +28,7 @@ from ops.gpus.open_source import open_source
 from ops.jobs.errors import BadInput, OpsError, Refused
 from ops.jobs.events import EventType
 from ops.jobs.pipeline import Context, Step
-from ops.records import Channel
+from ops.records import Channel, ServiceRecord
 from ops.services import health, preflight, smoke, starting, state, stopping, warmup
 from ops.services.manager import manager_for
 
@@ -288,10 +288,17 @@ def stop(context: Context) -> str:
 
 
 def gpus_free(context: Context) -> str:
+    """Waits for it, and says what the stop left behind; all of that too where the GPUs do not come free."""
     record, source = context.the_service, open_source(context.config)
-    note = stopping.wait_gpus_free(context, record, source, limit_s=GPUS_FREE_S)
+    try:
+        note = stopping.wait_gpus_free(context, record, source, limit_s=GPUS_FREE_S)
+    except OpsError as error:
+        if error.kind == "gpus_not_free":
+            control.tell_leftovers(context, record)
+        raise
     stopping.record_baseline(record, source.read())
-    return note
+    left = control.tell_leftovers(context, record, only_if_any=True)
+    return note if left is None or left.empty else f"{note}; left: {left.words()}"
 
 
 def switch_release(context: Context) -> str:
@@ -325,7 +332,7 @@ def stop_failed_start(context: Context) -> str:
 def watch_warmup(context: Context) -> str:
     record = context.the_service
     result = warmup.watch(context, record)
-    _answers(context)
+    answers(context)
     remember_good_start(context)
     return f"healthy after {report.duration(result.total_s)}"
 
@@ -349,7 +356,7 @@ def start_last_good(context: Context) -> str:
     if manager.status().state == "healthy":
         if context.facts.get("down_since") is None:
             return ""
-        _answers(context)  # an undo that was killed itself had started it
+        answers(context)  # an undo that was killed itself had started it
         return f"{record.name} answers on {_name(releases.current(record))}"
     if manager.pids():  # a stop that was cut off: who was asked to end may do so at any later moment, so it is ended now
         stopping.stop(context, record)
@@ -365,7 +372,7 @@ def start_last_good(context: Context) -> str:
             raise
         stopping.stop(context, record)
         return f"{record.name} did not run before, and does not start: {error.what}"
-    _answers(context)
+    answers(context)
     return f"{record.name} answers again on {_name(releases.current(record))}"
 
 
@@ -523,7 +530,8 @@ def _down(context: Context) -> None:
     context.save_facts(context.facts)
 
 
-def _answers(context: Context) -> None:
+def answers(context: Context, *, by: ServiceRecord | None = None) -> None:
+    """Stops the downtime clock, if it runs: the service answers, or `by` does in its place."""
     since = context.facts.get("down_since")
     if since is None:
         return
@@ -531,7 +539,7 @@ def _answers(context: Context) -> None:
     same_boot = since["boot_id"] == processes.boot_id()
     took = time.monotonic() - since["monotonic"] if same_boot else max(0.0, time.time() - since["wall"])
     context.facts["downtime_s"] = context.facts.get("downtime_s", 0.0) + took
-    record = context.the_service
+    record = by or context.the_service
     context.emit(EventType.DOWNTIME_ENDED, {"service": record.name, "seconds": took, "release": _name(releases.current(record))})
     context.save_facts(context.facts)  # told once, also if this process dies now
 

@@ -133,6 +133,30 @@ def environment(pid: int) -> dict[str, str] | None:
     return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in pairs}
 
 
+def control_group(pid: int) -> str | None:
+    """The path of the process's control group below the root of the hierarchy that systemd uses; None if the process is gone."""
+    try:
+        lines = (PROC / str(pid) / "cgroup").read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    rows = [line.split(":", 2) for line in lines if line.count(":") >= 2]
+    for number, controllers, path in rows:
+        if controllers == "name=systemd" or (number == "0" and not controllers):  # version 1 and mixed; version 2
+            return path
+    return None
+
+
+def unit_in(path: str) -> str | None:
+    """The innermost systemd unit in the path of a control group (`/system.slice/kimi.service/worker`: `kimi.service`); None if it names none."""
+    return next((part for part in reversed(path.split("/")) if part.endswith((".service", ".scope"))), None)
+
+
+def unit_of(pid: int) -> str | None:
+    """The systemd unit (a service or a scope) that the process belongs to; None if it belongs to none, or that cannot be read."""
+    path = control_group(pid)
+    return unit_in(path) if path is not None else None
+
+
 def marked_with(name: str, value: str) -> list[int]:
     """Pids of all living processes that were started with NAME=VALUE in their environment, whatever session or parent they have now."""
     mark = f"{name}={value}".encode()

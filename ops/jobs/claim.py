@@ -38,7 +38,9 @@ LOCK_PATIENCE_S = 1.0
 # What a person does after a failed rollback: these may take a lock that is kept for a person; when they succeed it is free again.
 # A roll back is one of them: it ends with a release that serves and passed its tests, from whatever a failed undo left; without it nothing
 # but a person's shell would help where the release in use does not start.
-REPAIRS = frozenset({"restart", "rollback", "practice-reset"})
+REPAIRS = frozenset({"restart", "start", "rollback", "practice-reset"})
+# These may take such a lock too, since a person needs them on the way to a repair, but they leave it kept: the service does not serve by them.
+ON_KEPT = REPAIRS | {"stop", "end-leftovers", "reset-failed"}
 
 
 class Attached(Exception):
@@ -203,7 +205,7 @@ def claim(paths: NodePaths, envelope: Envelope, *, steps: Sequence[dict[str, Any
 
 
 def _check_lock(paths: NodePaths, envelope: Envelope, lock: str) -> None:
-    if (kept := held(paths, lock)) and envelope.type not in REPAIRS:
+    if (kept := held(paths, lock)) and envelope.type not in ON_KEPT:
         raise Busy(f"`{lock}` is kept for a person to look at", why=str(kept["why"]),
                    hint="Look at the service, then restart it, or roll it back", lock=lock, job=kept["job"])
     fence, last = stored_fence(paths, lock)

@@ -174,17 +174,22 @@ def check_limits(envelope: Envelope, config: NodeConfig) -> None:
     from ops.environments import channels
 
     if (record := envelope.service_record()) is not None:
-        config.require_inside(record.root, config.service_roots, "service folder")
-        config.require_inside(record.model_path, config.model_roots, "model folder")
-        for root in record.artifact_roots:
-            config.require_inside(root, config.artifact_roots, "purge root")
-        if record.manager == "systemd" and record.unit not in config.units:
-            raise Refused(f"This node does not allow the unit `{record.unit}`", hint="The node's owner sets this in node.toml")
-        if record.in_place:
-            config.require_inside(record.environment, config.environment_roots, "environment to be changed in place")
+        check_record(record, config)
     if (raw := envelope.snapshot.get("channel")) is not None:
         try:
             channel = channels.check(Channel.from_dict(raw))
         except BadInput as error:
             raise Refused("The envelope's channel is not a channel record", why=str(error)) from error
         channels.allowed(channel, config)
+
+
+def check_record(record: ServiceRecord, config: NodeConfig) -> None:
+    """Raises Refused if a service lies outside of what `node.toml` allows."""
+    config.require_inside(record.root, config.service_roots, "service folder")
+    config.require_inside(record.model_path, config.model_roots, "model folder")
+    for root in record.artifact_roots:
+        config.require_inside(root, config.artifact_roots, "purge root")
+    if record.manager == "systemd" and record.unit not in config.units:
+        raise Refused(f"This node does not allow the unit `{record.unit}`", hint="The node's owner sets this in node.toml")
+    if record.in_place:
+        config.require_inside(record.environment, config.environment_roots, "environment to be changed in place")

@@ -87,8 +87,10 @@ class EventType(StrEnum):
     LEVEL_FINISHED = "sweep.level_finished"
     # run_id, result: ops/benchmark/results.py SweepResult.as_dict()
     SWEEP_FINISHED = "sweep.finished"
-    # what a stop left behind: processes [{pid, start_ticks, started_at, user, unit, command, gpus [{index, used_bytes}], own (it belonged to the
-    # service: it may be ended by the job `end-leftovers`)}], ports [{port, pid, command}], shm [{path, size_bytes}], ipc [{path, what}], at, service
+    # what a stop left behind: processes [{pid, start_ticks or null (gone), started_at, user, unit, command, gpus [{index, used_bytes}], own (it
+    # belonged to the service: it may be ended by the job `end-leftovers`), why (what proves that, or whose it is), service (another one that it is
+    # of) or null}], gpus [{index, used_bytes, allowed_bytes, problem}] that are not free, ports [{port, pid or null, command, own}],
+    # shm [{path, size_bytes}], ipc [{path, what}], problems [what could not be looked at], running (it runs: its own run is not in here), at, service
     LEFTOVERS = "leftovers"
     # launch settings were changed: flags {before, after}, env [{name, change ("set" | "changed" | "removed"), secret (bool), before, after: "" if
     # secret}], files (written), applies ("at the next start")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ops.gpus import processes
 
-_LISTEN = "0A"
+_LISTEN, _ESTABLISHED = "0A", "01"
 
 
-def inodes(port: int) -> set[str]:
-    """Inodes of the sockets that listen on `port` (IPv4 and IPv6) in this network namespace; empty: nobody does."""
-    found = set()
+def _sockets(state: str) -> Iterator[tuple[int, str]]:
+    """(local port, inode) of each TCP socket in this state (IPv4 and IPv6) in this network namespace."""
     for table in ("tcp", "tcp6"):
         try:
             rows = Path("/proc/net", table).read_text().splitlines()[1:]
@@ -20,9 +20,31 @@ def inodes(port: int) -> set[str]:
             continue  # no IPv6
         for row in rows:
             fields = row.split()
-            if fields[3] == _LISTEN and int(fields[1].rsplit(":", 1)[1], 16) == port:
-                found.add(fields[9])
-    return found
+            if fields[3] == state:
+                yield int(fields[1].rsplit(":", 1)[1], 16), fields[9]
+
+
+def inodes(port: int) -> set[str]:
+    """Inodes of the sockets that listen on `port` (IPv4 and IPv6) in this network namespace; empty: nobody does."""
+    return {inode for local, inode in _sockets(_LISTEN) if local == port}
+
+
+def connections(port: int) -> int:
+    """How many clients are connected to `port` here. A connection that its server has let go of already does not count."""
+    return sum(1 for local, inode in _sockets(_ESTABLISHED) if local == port and inode != "0")
+
+
+def ports_of(some: Iterable[int]) -> list[tuple[int, int]]:
+    """(port, pid) of every port that one of these processes listens on, as far as this user may see."""
+    known = {f"socket:[{inode}]": port for port, inode in _sockets(_LISTEN)}
+    found = set()
+    for pid in some if known else ():
+        try:
+            names = [os.readlink(descriptor) for descriptor in Path("/proc", str(pid), "fd").iterdir()]  # noqa: PTH115
+        except OSError:
+            continue
+        found |= {(known[name], pid) for name in names if name in known}
+    return sorted(found)
 
 
 def foreign(port: int, own: set[int]) -> str | None:

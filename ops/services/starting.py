@@ -7,8 +7,8 @@ import time
 from ops.jobs.errors import OpsError
 from ops.jobs.pipeline import Context
 from ops.records import ServiceRecord
-from ops.services import launch
-from ops.services.manager import manager_for
+from ops.services import launch, ownership
+from ops.services.manager import Manager, manager_for
 from ops.services.status import ServiceState
 
 _LOOK_S = 0.5  # long enough for a launcher that cannot run at all; what dies later is the warmup watch's
@@ -21,17 +21,30 @@ def start(context: Context, record: ServiceRecord) -> str:
     """
     launch.write(record)
     manager = manager_for(record)
+    note = _what_runs(record, manager)
     status = manager.start()
     end = time.monotonic() + _LOOK_S
     while time.monotonic() < end and status.state not in {ServiceState.FAILED, ServiceState.STOPPED}:
         context.sleep(0.1)
         status = manager.status()
-    if status.state in {ServiceState.FAILED, ServiceState.STOPPED} and not _has_log(status.log_path):
-        raise OpsError(f"Service `{record.name}` ended at once and wrote nothing", why=status.detail, hint=f"Look at `{status.log_path}`")
-    return f"pid {status.pid}, {status.release}"
+    ownership.remember(record, status, manager.pids())
+    if status.state in {ServiceState.FAILED, ServiceState.STOPPED} and not _has_log(manager):
+        raise OpsError(f"Service `{record.name}` ended at once and wrote nothing", why=status.detail,
+                       hint=f"Look at `{status.log_where or status.log_path}`")
+    return f"pid {status.pid}, {status.release or 'its release is not known'}{note}"
 
 
-def _has_log(path: str | None) -> bool:
-    from pathlib import Path
+def _what_runs(record: ServiceRecord, manager: Manager) -> str:
+    """Where a unit does not start our launcher, what it starts is its own command line: "" otherwise."""
+    installed = getattr(manager, "launcher_installed", None)
+    if installed is None or installed():
+        return ""
+    return f"; `{record.unit}` runs its own command, not the launcher: releases and settings of this console do not count for it yet"
 
-    return path is not None and Path(path).exists() and Path(path).stat().st_size > 0
+
+def _has_log(manager: Manager) -> bool:
+    """Whether it wrote anything by which the warmup watch can say why it ended."""
+    try:
+        return next(iter(manager.log_lines()), None) is not None
+    except OpsError:
+        return False

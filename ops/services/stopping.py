@@ -2,51 +2,60 @@
 
 Seen with real vLLM: SIGTERM is ignored while the engine starts; an open stream keeps the main process waiting for its client without
 limit; a worker may go on for seconds after the main process is gone. So the port, and even the main process, say nothing about memory.
+Each of these is told while it is waited for.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ops.gpus import processes
-from ops.gpus.source import MIB, GpuReading, GpuSnapshot, GpuSource
+from ops.gpus.source import MIB, GpuProcess, GpuReading, GpuSnapshot, GpuSource
 from ops.jobs.errors import OpsError
 from ops.jobs.pipeline import Context
 from ops.records import ServiceRecord
-from ops.services import state
-from ops.services.manager import manager_for
+from ops.services import health, listeners, ownership, state
+from ops.services.manager import Manager, manager_for
 from ops.services.status import ServiceState
 
 TOLERANCE_BYTES = 64 * MIB  # a driver's own bookkeeping varies by some MiB between two idle moments
 STARTING_TIMEOUT_S = 10.0  # a server that is still starting ignores SIGTERM, and has no request to finish
-_KILL_LIMIT_S = 15.0  # SIGKILL takes effect at once, but freeing some hundred GiB of pinned memory takes seconds
+KILL_LIMIT_S = 15.0  # SIGKILL takes effect at once, but freeing some hundred GiB of pinned memory takes seconds
+EXPLAIN_AFTER_S = 1.0  # an idle server ends within 0.7 s
 _POLL_S = 0.1
 
 
-def stop(context: Context, record: ServiceRecord, *, timeout_s: float = 30.0) -> str:
-    """Stops the service: SIGTERM to its main process, `timeout_s` for all of its processes to end, then SIGKILL to those that are left.
+def stop(context: Context, record: ServiceRecord, *, timeout_s: float | None = None) -> str:
+    """Stops the service: SIGTERM to its main process (or what its unit says), time for all of its processes to end, then SIGKILL to those left.
 
-    Gives how it went, in one line. Raises OpsError naming what is still there after SIGKILL (a process stuck in the driver, say).
+    `timeout_s`: by default what its manager says (`stop_limit_s`), and at most STARTING_TIMEOUT_S while it starts. Gives how it went, in one line.
+    Raises OpsError naming what is still there after SIGKILL (a process stuck in the driver, say).
     """
     manager = manager_for(record)
     began = time.monotonic()
-    seen = manager.pids()
-    if not seen:
-        return "was not running"
     status = manager.status()
+    seen = manager.pids()
+    ownership.remember(record, status, seen, ending=True)
+    if not seen:
+        return _stay_down(context, record, manager)
     main = status.pid
-    if status.state == ServiceState.STARTING:
-        timeout_s = min(timeout_s, STARTING_TIMEOUT_S)
-    context.log(f"SIGTERM to process {main}; {len(seen)} processes belong to the service")
+    if timeout_s is None:
+        timeout_s = manager.stop_limit_s()
+    if status.state == ServiceState.STARTING and timeout_s > STARTING_TIMEOUT_S:
+        timeout_s = STARTING_TIMEOUT_S
+        context.log(f"It is still starting: vLLM ignores SIGTERM then, so what is left after {timeout_s:g} s is ended by SIGKILL")
+    context.log(f"SIGTERM to {'its processes' if main is None else f'process {main}'}; {len(seen)} processes belong to the service")
     manager.terminate()
-    left = _wait_until_gone(context, manager.pids, timeout_s)
+    ownership.remember(record, status, manager.pids(), ending=True)  # what was started since the first look
+    left = _wait_until_gone(context, manager.pids, timeout_s, explain=lambda left: _why_still(record, main, seen, left))
     if not left:
         return f"ended {time.monotonic() - began:.1f} s after SIGTERM"
     ignored = main in left
     context.log(f"After {timeout_s:g} s {len(left)} processes are left: {_named(left)}. SIGKILL")
     manager.kill()
-    still = _wait_until_gone(context, manager.pids, _KILL_LIMIT_S, again=manager.kill)
+    still = _wait_until_gone(context, manager.pids, KILL_LIMIT_S, again=manager.kill)
     if still:
         raise OpsError(
             f"{len(still)} processes of service `{record.name}` do not end even after SIGKILL: {_named(still)}",
@@ -57,16 +66,47 @@ def stop(context: Context, record: ServiceRecord, *, timeout_s: float = 30.0) ->
     return f"ended by SIGKILL after {timeout_s:g} s: {how} ({len(left)} processes)"
 
 
-def _wait_until_gone(context: Context, pids: Callable[[], set[int]], limit_s: float, *, again: Callable[[], None] | None = None) -> set[int]:
-    """What is left after at most `limit_s`. `again` is called at each look: a process may have forked between a look and a signal."""
-    end, count, told = time.monotonic() + limit_s, 0, 0.0
+def _stay_down(context: Context, record: ServiceRecord, manager: Manager) -> str:
+    """A unit without a process may be about to start again (Restart=always): it is told to stay down. Nothing where nothing starts it again."""
+    if record.manager != "systemd" or (before := manager.status()).state == ServiceState.STOPPED:
+        return "was not running"
+    manager.terminate()
+    if left := _wait_until_gone(context, manager.pids, manager.stop_limit_s()):
+        manager.kill()
+        left = _wait_until_gone(context, manager.pids, KILL_LIMIT_S, again=manager.kill)
+    if left:
+        raise OpsError(f"Service `{record.name}` was started again while it was stopped: {_named(left)}", hint="Stop it once more")
+    return f"no process of it ran; it was {before.state}, and stays down"
+
+
+def _why_still(record: ServiceRecord, main: int | None, seen: set[int], left: set[int]) -> str:
+    """What a stop waits for, as far as it can be told; "" if it cannot. All of these were seen with real vLLM."""
+    if main is None:
+        return ""
+    if main not in left:
+        return f"The main process has ended, {len(left)} of its workers go on for now: a worker may need seconds to free its GPU"
+    if len(seen) > 1 and left == {main} and (streams := listeners.connections(health.port_of(record.base_url))):
+        return (f"The engine has ended; the main process waits for {streams} open connection{'' if streams == 1 else 's'}: a client that holds a "
+                "stream keeps it, without an error and without an end, until the limit")
+    return ""
+
+
+def _wait_until_gone(context: Context, pids: Callable[[], set[int]], limit_s: float, *, again: Callable[[], None] | None = None,
+                     explain: Callable[[set[int]], str] | None = None) -> set[int]:
+    """What is left after at most `limit_s`. `again` is called at each look: a process may have forked between a look and a signal. What `explain`
+    says of those that are left after a second is told, each sentence once."""
+    began = time.monotonic()
+    end, count, told, said = began + limit_s, 0, 0.0, ""
     while left := pids():
         if time.monotonic() > end:
             return left
         count = max(count, len(left))
         if time.monotonic() - told > 1.0:
             told = time.monotonic()
-            context.progress(count - len(left), count, "processes", f"{len(left)} of {count} processes are still there")
+            why = explain(left) if explain and told - began > EXPLAIN_AFTER_S else ""
+            if why and why != said:
+                context.log(said := why)
+            context.progress(count - len(left), count, "processes", why or f"{len(left)} of {count} processes are still there")
         if again:
             again()
         context.sleep(_POLL_S)
@@ -81,17 +121,18 @@ def wait_gpus_free(context: Context, record: ServiceRecord, source: GpuSource, *
     """Waits until every GPU of the service is free: no process of the service on it, and memory (version 2) at most what was recorded with
     the service down + 64 MiB, in two readings in a row. Without a record, 0 counts as recorded, and the note says so.
 
-    Raises OpsError naming what holds memory, by GPU, pid, user, command and MiB.
+    Raises OpsError naming what holds memory, by GPU, pid, user, unit, command, start time and MiB.
     """
     manager = manager_for(record)
     known = state.baseline(record)
+    mine = set(ownership.left_over(record, manager))  # of an earlier run too: told as such
     began, end = time.monotonic(), time.monotonic() + limit_s
     calm, told = 0, 0.0
     while True:
-        snapshot = processes.claim(source.read(), {record.name: manager.pids()})
+        snapshot = processes.claim(source.read(), {record.name: manager.pids() | mine})
         if not record.gpus and not snapshot.gpus:
             return f"no GPU to wait for: {snapshot.problem or 'none is listed for this service'}"
-        held = _holders(record, snapshot, known or {})
+        held = [one.words for one in not_free(record, snapshot)]
         calm = 0 if held else calm + 1
         gpus = _chosen(record, snapshot)
         if time.monotonic() - told > 1.0:
@@ -104,7 +145,8 @@ def wait_gpus_free(context: Context, record: ServiceRecord, source: GpuSource, *
             raise OpsError(
                 f"{held[0]}" if len(held) == 1 else f"{len(held)} GPUs of service `{record.name}` are not free after {limit_s:g} s",
                 why="\n".join(held),
-                hint="End what holds the memory, if it may be ended, and try again. Do not lower the memory utilization instead",
+                hint="End what holds the memory, if it may be ended (a leftover of this service can be, by the job `end-leftovers`), and try again. "
+                     "Do not lower the memory utilization instead",
                 kind="gpus_not_free",
             )
         context.sleep(poll_s)
@@ -114,28 +156,51 @@ def _chosen(record: ServiceRecord, snapshot: GpuSnapshot) -> list[GpuReading]:
     return [gpu for gpu in snapshot.gpus if not record.gpus or gpu.index in record.gpus]
 
 
-def _holders(record: ServiceRecord, snapshot: GpuSnapshot, known: dict[int, int]) -> list[str]:
-    """One sentence for each GPU that is not free; empty if all are."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A GPU of a service that is not free, in one sentence."""
+
+    index: int
+    used_bytes: int | None
+    allowed_bytes: int
+    words: str
+
+
+def not_free(record: ServiceRecord, snapshot: GpuSnapshot) -> list[Held]:
+    """Each GPU of the service that is not free: one of its processes (as the snapshot claims them) is on it, or it holds more than what was recorded
+    with the service down (nothing, where that was never recorded) + 64 MiB, or that cannot be told. Empty if all are free."""
+    known = state.baseline(record) or {}
     told = []
     present = {gpu.index for gpu in snapshot.gpus}
     for index in record.gpus:
         if index not in present:
-            told.append(f"GPU {index} is not there: {snapshot.problem or f'only {len(present)} GPUs answer'}")
+            told.append(Held(index, None, known.get(index, 0) + TOLERANCE_BYTES,
+                             f"GPU {index} is not there: {snapshot.problem or f'only {len(present)} GPUs answer'}"))
     for gpu in _chosen(record, snapshot):
         own = [process for process in gpu.processes if process.service == record.name]
         allowed = known.get(gpu.index, 0) + TOLERANCE_BYTES
         if gpu.error:
-            told.append(f"GPU {gpu.index} does not answer: {gpu.error}")
+            words = f"GPU {gpu.index} does not answer: {gpu.error}"
         elif gpu.used_bytes is None:
-            told.append(f"GPU {gpu.index}: its memory cannot be read, so nobody can say that it is free")
+            words = f"GPU {gpu.index}: its memory cannot be read, so nobody can say that it is free"
         elif own or gpu.used_bytes > allowed:
-            who = "; ".join(
-                f"pid {process.pid}, user {process.user or 'unknown'}, `{(process.command or 'unknown command')[:120]}`"
-                f", {_mib(process.used_bytes)}{', of this service' if process in own else ''}"
-                for process in gpu.processes
-            )
-            told.append(f"GPU {gpu.index} holds {_mib(gpu.used_bytes)} ({_mib(allowed)} are allowed): {who or 'no process is listed for it'}")
+            who = "; ".join(_holder(process, own=process in own) for process in gpu.processes)
+            words = (f"GPU {gpu.index} holds {_mib(gpu.used_bytes)} ({_mib(allowed)} are allowed): "
+                     f"{who or 'no process is listed for it (one in a container, or a driver that has lost it)'}")
+        else:
+            continue
+        told.append(Held(gpu.index, gpu.used_bytes, allowed, words))
     return told
+
+
+def _holder(process: GpuProcess, *, own: bool) -> str:
+    unit = processes.unit_of(process.pid)
+    began = process.started_at if process.started_at is not None else processes.describe(process.pid)[2]
+    return ", ".join(part for part in (
+        f"pid {process.pid}", f"user {process.user or 'unknown'}", f"unit {unit}" if unit else "no unit",
+        f"`{(process.command or 'unknown command')[:120]}`",
+        "started at an unknown time" if began is None else f"started {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(began))}",
+        _mib(process.used_bytes), "of this service" if own else "") if part)
 
 
 def _mib(amount: int | None) -> str:

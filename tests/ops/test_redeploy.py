@@ -131,7 +131,7 @@ def test_downtime_is_saved_when_it_begins_and_never_negative_after_a_reboot(make
     assert saved[0]["state_before"] == "stopped" and saved[0]["down_since"]
     monkeypatch.setattr(processes, "boot_id", lambda: "another")
     given.context.facts["down_since"]["monotonic"] += 10_000
-    redeploy._answers(given.context)
+    redeploy.answers(given.context)
     assert 0 <= given.of("downtime.ended")[0]["seconds"] < 10
 
 
@@ -174,14 +174,15 @@ def test_nothing_is_built_beside_an_environment_that_may_not_move(make_record: M
 
 def test_every_kind_has_steps_with_a_deadline_and_those_while_it_is_down_are_marked(make_record: Make, given: Job) -> None:
     given.context.service = make_record(environment="/opt/env")
+    given.context.params = {"to": "other"}
     for name, kind in KINDS.items():
         if name in ("sweep", "purge", "plan", "warmup", "smoke", "integrity", "practice-reset"):
             continue
         steps = kind.steps(given.context)
         assert steps and all(step.deadline_s for step in steps), name
         if "stop" in (names := [step.name for step in steps]):
-            down = [step.name for step in steps if step.downtime]
-            assert down == names[names.index("stop"):names.index("warmup") + 1], name
+            down, last = [step.name for step in steps if step.downtime], "gpus-free" if name == "stop" else "warmup"
+            assert down == names[names.index("stop"):names.index(last) + 1], name
 
 
 def test_a_release_that_cannot_be_removed_is_told_and_undoes_nothing(make_record: Make, given: Job, monkeypatch: pytest.MonkeyPatch) -> None:
