@@ -88,7 +88,8 @@ def failure(raw: dict[str, Any]) -> dict[str, Any]:
     a page could show."""
     return {"at": number(raw.get("at")), "ended_at": number(raw.get("ended_at")), "release": _text_or_none(raw.get("release"), 200),
             "invocation": text(raw.get("invocation"), 80), "exit_code": _whole(raw.get("exit_code")), "restarts": _whole(raw.get("restarts")),
-            "detail": text(raw.get("detail"), TEXT_MAX), "problem": text(raw.get("problem"), TEXT_MAX), "diagnosis": diagnosis(raw.get("diagnosis"))}
+            "detail": text(raw.get("detail"), TEXT_MAX), "where": text(raw.get("where"), TEXT_MAX),
+            "problem": text(raw.get("problem"), TEXT_MAX), "diagnosis": diagnosis(raw.get("diagnosis"))}
 
 
 def diagnosis(raw: Any) -> dict[str, Any] | None:
@@ -112,18 +113,19 @@ def warmup(raw: dict[str, Any]) -> dict[str, Any]:
             "phases": {text(name, 40): took for name, took in list(phases.items())[:40] if number(took) is not None}}
 
 
-UNIT_FACTS = ("name", "scope", "state", "sub", "result", "restarts", "enabled", "needs_reload", "launcher_installed", "problem")
+UNIT_FACTS = ("name", "scope", "state", "sub", "result", "restarts", "enabled", "needs_reload", "launcher_installed", "problem", "file", "user",
+              "restart", "kill_mode", "stop_limit_s", "start_limit_s", "memory_max")
 
 
 def unit(raw: Any) -> dict[str, Any] | None:
-    """Facts of a systemd unit, each a text, a number, a truth or null; None for a service without one."""
+    """Facts of a systemd unit, each a text, a number, a truth or null, and `notes` (sentences); None for a service without one."""
     if not isinstance(raw, dict):
         return None
-    return {name: _plain(raw.get(name)) for name in UNIT_FACTS}
+    return {**{name: _plain(raw.get(name)) for name in UNIT_FACTS}, "notes": [one[:TEXT_MAX] for one in _strings(raw.get("notes"))[:40]]}
 
 
 def launch(raw: dict[str, Any]) -> dict[str, Any]:
-    """What the launcher is given at the next start. `pending`: it was changed since the process started; null where that is not known."""
+    """What the launcher is given at the next start. `pending`: it was changed since the process started; null where none runs."""
     env = raw["env"] if isinstance(raw.get("env"), dict) else {}
     return {"mark": text(raw.get("mark"), 200), "flags": [one[:SETTING_MAX] for one in _strings(raw.get("flags"))],
             "env": {text(name, 200): text(value, SETTING_MAX) for name, value in list(env.items())[:SETTINGS_MAX] if isinstance(value, str)},
@@ -162,7 +164,9 @@ def _whole(value: Any) -> int | None:
 def _plain(value: Any) -> str | float | bool | None:
     if isinstance(value, str):
         return value[:TEXT_MAX]
-    return value if isinstance(value, bool) else _whole(value)
+    if isinstance(value, bool):
+        return value
+    return _whole(value) if isinstance(value, int) else number(value)
 
 
 def _bytes(value: Any) -> int | None:

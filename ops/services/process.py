@@ -77,7 +77,7 @@ class ProcessManager:
         return ServiceStatus(state=ServiceState.STARTING, detail=f"It starts: {told}", **common)
 
     def _ended(self, known: dict[str, Any], common: dict[str, Any]) -> ServiceStatus:
-        code = self._exit_code(known)
+        code, common = self._exit_code(known), {**common, "since": self._ended_at(known), "ended_at": self._ended_at(known)}
         if known["stopping"]:
             return ServiceStatus(state=ServiceState.STOPPED, exit_code=code, detail="It was stopped", **common)
         # vLLM ends with code 0 when its engine dies: whatever the code, nobody asked it to end.
@@ -138,6 +138,13 @@ class ProcessManager:
     def reset_failed(self) -> None:
         """A process has no failed state that would keep it from starting."""
 
+    def previous_run(self) -> dict[str, Any] | None:
+        """The run before the one that was started last, as it was found then: invocation, log, release, stopping (somebody asked it to end),
+        exit_code, ended_at. None if there was none since the machine was started, or if it never became a process."""
+        known = self._known()
+        previous = known.get("previous") if known is not None and known["boot_id"] == processes.boot_id() else None
+        return previous if isinstance(previous, dict) else None
+
     def exit_code(self) -> int | None:
         """How the last run ended; negative for a signal; None while it runs, or if that was not seen."""
         known = self._known()
@@ -167,11 +174,12 @@ class ProcessManager:
         logs.mkdir(mode=0o700, exist_ok=True)
         log = _new_log(logs, release)
         invocation = uuid.uuid4().hex
+        previous = self._as_previous(known)
         self._exit_file.unlink(missing_ok=True)
         self._healthy_file.unlink(missing_ok=True)
         what = {
             "pid": None, "start_ticks": None, "boot_id": processes.boot_id(), "invocation": invocation, "log": str(log), "release": release,
-            "at": time.time(), "stopping": False,
+            "at": time.time(), "stopping": False, "previous": previous,
         }
         self._write(what)
         pid, ticks = spawner.spawn(
@@ -191,6 +199,13 @@ class ProcessManager:
         self._mark_stopping()
         for pid in self.pids():
             _send(pid, signal.SIGKILL)
+
+    def _as_previous(self, known: dict[str, Any] | None) -> dict[str, Any] | None:
+        """What is kept of a run that another one follows: whoever looks only now can still tell that it crashed."""
+        if known is None or known["pid"] is None or known["boot_id"] != processes.boot_id():
+            return None
+        return {**{name: known[name] for name in ("invocation", "log", "release", "stopping")}, "exit_code": self._exit_code(known),
+                "ended_at": self._ended_at(known)}
 
     # ---- what is stored ----
 
@@ -230,11 +245,19 @@ class ProcessManager:
         except FileNotFoundError:
             return False
 
-    def _exit_code(self, known: dict[str, Any]) -> int | None:
+    def _exit(self, known: dict[str, Any]) -> dict[str, Any] | None:
         ended = read_json(self._exit_file)
         if ended is None or ended["pid"] != known["pid"] or ended["start_ticks"] != known["start_ticks"]:
             return None
-        return int(ended["code"])
+        return ended
+
+    def _exit_code(self, known: dict[str, Any]) -> int | None:
+        ended = self._exit(known)
+        return int(ended["code"]) if ended is not None else None
+
+    def _ended_at(self, known: dict[str, Any]) -> float | None:
+        ended = self._exit(known)
+        return float(ended["at"]) if ended is not None and "at" in ended else None
 
 
 def how_it_ended(code: int | None) -> str:

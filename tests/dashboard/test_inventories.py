@@ -39,10 +39,13 @@ DIAGNOSIS: dict[str, Any] = {
     "context": [{"number": 3, "text": "CUDA error"}]}
 FAILURE: dict[str, Any] = {
     "at": 6.0, "ended_at": 5.5, "release": "r1", "invocation": "8f", "exit_code": 0, "restarts": 2, "detail": "It ended without being asked to",
-    "problem": "", "diagnosis": DIAGNOSIS}
+    "where": "journalctl --all _SYSTEMD_INVOCATION_ID=8f", "problem": "", "diagnosis": DIAGNOSIS}
 WARMUP: dict[str, Any] = {"at": 4.0, "release": "r1", "total_s": 81.5, "cache": "hit", "phases": {"load": 40.0, "capture": 12.5}}
 UNIT: dict[str, Any] = {"name": "vllm.service", "scope": "system", "state": "failed", "sub": "auto-restart", "result": "exit-code", "restarts": 3,
-                        "enabled": "enabled", "needs_reload": False, "launcher_installed": True, "problem": None}
+                        "enabled": "enabled", "needs_reload": False, "launcher_installed": True, "problem": None,
+                        "file": "/etc/systemd/system/vllm.service", "user": "vllm",
+                        "restart": "always", "kill_mode": "mixed", "stop_limit_s": 90.0, "start_limit_s": None, "memory_max": None,
+                        "notes": ["vLLM exits with code 0 when its engine dies"]}
 LAUNCH: dict[str, Any] = {"mark": "ab12", "flags": ["--port", "8000"], "env": {"HF_TOKEN": "[redacted]", "VLLM_USE_V1": "1"},
                           "env_files": ["-/etc/default/vllm"], "secret_names": ["HF_TOKEN"], "pending": True}
 WHOLE = {"environment": ENVIRONMENT, "releases": [RELEASE], "changed": CHANGED, "model": MODEL, "failures": [FAILURE], "warmups": [WARMUP],

@@ -1,0 +1,45 @@
+"""Were the launch settings changed since the process that runs was started? What a start was given is noted when its run is first seen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from ops.jobs.errors import OpsError
+from ops.records import ServiceRecord
+from ops.services.state import read_json
+
+_CLOCK_S = 2.0  # a process's start is known to about a second, and its settings may be written just before it
+
+
+def digest(record: ServiceRecord) -> str:
+    """Of all that the launcher is given: model, flags, variables, and the state (time, size) of each environment file. Stays on the node."""
+    files = [(path, *_stamp(Path(path.removeprefix("-")))) for path in record.env_files]
+    text = json.dumps([record.model_path, record.flags, sorted(record.env.items()), files])
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def started_with(record: ServiceRecord, started_at: float | None) -> str | None:
+    """`digest` of what a process was given that started at `started_at` (seconds since the epoch); None if that is others than the record's now,
+    or was changed since. A service that was never started by Roundhouse was given what its record says: that was read from it."""
+    try:
+        given, env = read_json(record.folder / "launch.json"), read_json(record.folder / "env.json")
+    except OpsError:
+        return None
+    if given is None or env is None:
+        return digest(record)
+    if given != {"model": record.model_path, "flags": record.flags, "env_files": record.env_files} or env != record.env:
+        return None
+    paths = [record.folder / "launch.json", record.folder / "env.json", *(Path(path.removeprefix("-")) for path in record.env_files)]
+    if started_at is not None and any((at := _stamp(path)[0]) is not None and at / 1e9 > started_at + _CLOCK_S for path in paths):
+        return None
+    return digest(record)
+
+
+def _stamp(path: Path) -> tuple[int | None, int | None]:
+    try:
+        found = path.stat()
+    except OSError:
+        return None, None
+    return found.st_mtime_ns, found.st_size
