@@ -20,7 +20,7 @@ from dashboard.templatetags.roundhouse import as_datetime
 from ops.jobs.events import EventType, JobState
 
 VIEWS = {"": "all", "problems": "with a problem", "patched": "patched", "requested": "asked for by name", "coupled": "coupled"}
-STARTS = ("redeploy", "restart", "practice-reset", "rollback")
+STARTS = ("redeploy", "restart", "start", "practice-reset", "rollback")
 BUILDS = ("redeploy", "build")
 LOOKED_BACK = 40  # jobs that are searched for what they said of a release
 

@@ -153,7 +153,7 @@ def earlier(job: Job) -> Usual:
     if job.service_id is None:
         return Usual()
     rows = (Job.objects.filter(service=job.service, number__lt=job.number, state__in=(JobState.SUCCEEDED, JobState.PARTIAL),
-                               type__in=("redeploy", "restart", "warmup", "practice-reset", "rollback", job.type))
+                               type__in=("redeploy", "restart", "warmup", "practice-reset", "rollback", "start", job.type))
             .prefetch_related("steps")[:EARLIER * 2])
     return usual(rows, downtime_of=(job.type,))
 
@@ -402,6 +402,17 @@ def findings(job: Job, step: JobStep | None = None) -> list[dict[str, Any]]:
     return sorted(listed, key=lambda f: order.get(f.get("level"), 2))
 
 
+def by_part(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Findings of a preflight in the order in which they are looked for, each part with its counts: the host, then the release that is to start.
+    Of a node that names no part: all in one."""
+    titles = {"host": "The host", "release": "The release that is to start"}
+    parts: dict[str, list[dict[str, Any]]] = {}
+    for finding in found:
+        parts.setdefault(finding["part"] if finding.get("part") in titles else "", []).append(finding)
+    return [{"name": name, "title": titles.get(name, ""), "findings": parts[name], "counted": counted(parts[name])}
+            for name in ("", "host", "release") if name in parts]
+
+
 def counted(found: Sequence[dict[str, Any]]) -> dict[str, int]:
     return {level: sum(1 for f in found if f.get("level") == level) for level in ("stop", "warning", "note", "ok")}
 
@@ -414,8 +425,14 @@ def warmup_phases(job: Job, known: Usual, *, of: str = "warmup") -> dict[str, An
     begun: dict[str, dict[str, Any]] = {}
     started_at: float | None = None
     inside = False
-    for event in events(job, EventType.WARMUP_PHASE, EventType.STEP_STARTED, EventType.STEP_UNDOING):
-        if event.type == EventType.WARMUP_PHASE:
+    troubles: list[dict[str, Any]] = []
+    for event in events(job, EventType.WARMUP_PHASE, EventType.WARMUP_TROUBLE, EventType.STEP_STARTED, EventType.STEP_UNDOING):
+        if event.type == EventType.WARMUP_TROUBLE:
+            if inside:
+                troubles.append({**event.data, "at": event.at})
+                if event.data.get("kind") == "crash":  # its manager starts it again: the phases begin anew
+                    begun = {}
+        elif event.type == EventType.WARMUP_PHASE:
             if inside:
                 row = begun.setdefault(event.data["phase"], {"since": event.at})
                 row.update(event.data)
@@ -424,7 +441,7 @@ def warmup_phases(job: Job, known: Usual, *, of: str = "warmup") -> dict[str, An
             opens = EventType.STEP_STARTED if of == "warmup" else EventType.STEP_UNDOING
             inside = event.type == opens and event.data.get("step") == of
             if inside:
-                begun, started_at = {}, event.at
+                begun, started_at, troubles = {}, event.at, []
     from ops.services.warmup import PHASES
 
     rows: list[dict[str, Any]] = []
@@ -433,9 +450,13 @@ def warmup_phases(job: Job, known: Usual, *, of: str = "warmup") -> dict[str, An
     rows += [{"usual": known.phases.get(name), **row} for name, row in begun.items()]
     if not any(row["state"] != "todo" for row in rows) and started_at is None:
         return None
+    estimates = [row["estimate_s"] for row in rows if row.get("estimate_s") is not None]
     failed = of == "warmup" and any(s.name == "warmup" and s.outcome in ("failed", "cancelled", "interrupted") for s in job.steps.all())
     total = ((job.result or {}).get("warmup") or {}) if of == "warmup" and not failed else {}
+    usual_s = {one.get("phase"): one.get("usual_s") for one in total.get("phases") or []}
     for row in rows:
+        if usual_s.get(row["phase"]) is not None:  # what the node told: of starts with the same compile cache
+            row["usual"] = usual_s[row["phase"]]
         row["difference"] = row["took_s"] - row["usual"] if row.get("took_s") is not None and row.get("usual") is not None else None
         if (job.is_final or failed) and row["state"] == "running":
             row["state"] = "failed"
@@ -446,7 +467,17 @@ def warmup_phases(job: Job, known: Usual, *, of: str = "warmup") -> dict[str, An
     shown = [row for row in rows if row["state"] != "not reached"] if failed else rows
     return {"rows": shown, "bar": [] if failed else _phase_bar(rows, known), "since": started_at, "total_s": total.get("total_s"),
             "cache": total.get("cache"),
-            "usual_s": known.warmup_s, "warmups": known.warmups, "has_usual": any(r.get("usual") is not None for r in rows)}
+            "usual_s": known.warmup_s, "warmups": known.warmups, "has_usual": any(r.get("usual") is not None for r in rows),
+            "troubles": troubles, "try": 1 + sum(1 for one in troubles if one.get("kind") == "crash"), "compared": _compared(total),
+            "estimate_s": estimates[-1] if estimates and not job.is_final and not failed else None}
+
+
+def _compared(total: dict[str, Any]) -> dict[str, Any] | None:
+    """A finished warmup against this service's earlier ones with the same cache state; None before there is one."""
+    told, took = total.get("compared"), total.get("total_s")
+    if not isinstance(told, dict) or not told.get("count") or told.get("median_s") is None or took is None:
+        return None
+    return {**told, "difference": took - told["median_s"], "share": abs(took - told["median_s"]) / told["median_s"] if told["median_s"] else None}
 
 
 def _phase_bar(rows: Sequence[dict[str, Any]], known: Usual) -> list[dict[str, Any]]:

@@ -6,11 +6,14 @@ data for templates; nothing writes, and unknown stays None.
 
 from __future__ import annotations
 
+import difflib
 import shlex
 import signal
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
+
+from django.utils import timezone
 
 from dashboard import environment_story
 from dashboard.diagnoses import DOWN, diagnosis_card
@@ -52,7 +55,8 @@ def now(service: Service) -> dict[str, Any]:
     loops = is_systemd(service) and bool(restarts) and service.state in ("failed", "starting")
     facts = [
         {"term": "State", "state": service.state, "small": text(status.get("detail")) or WORDS.get(service.state, "")},
-        {"term": "Down for" if down else "Up for" if service.state in ("healthy", "starting") else "Unknown for", "since": since, "at": since},
+        {"term": "Down for" if down else "Up for" if service.state in ("healthy", "starting") else "Unknown for", "since": since, "at": since,
+         "hours": since is not None and (timezone.now() - since).total_seconds() >= 3600},
         {"term": "Restarts", "value": None if restarts is None else f"{restarts:,}",
          "small": "by systemd, by itself" if restarts is not None else "nobody counts them" if is_systemd(service) else
          "only jobs start it", "tone": "warn" if loops else ""},
@@ -124,7 +128,8 @@ def failures(service: Service) -> list[dict[str, Any]]:
                      "exit": exit_words(raw.get("exit_code")), "code": raw.get("exit_code"), "restarts": whole(raw.get("restarts")),
                      "detail": text(raw.get("detail")), "problem": text(raw.get("problem")), "card": card,
                      "kind": text(found.get("kind")) if card else "", "invocation": text(raw.get("invocation")),
-                     "title": said or text(raw.get("detail")) or f"It ended: {exit_words(raw.get('exit_code'))}"})
+                     "title": said or text(raw.get("detail")) or ("It ended, and its log could not be read" if text(raw.get("problem")) else
+                                                                  f"It ended: {exit_words(raw.get('exit_code'))}")})
     return rows
 
 
@@ -142,7 +147,8 @@ def unit(service: Service) -> dict[str, Any] | None:
         return None
     said, name = told(service.unit), unit_name(service)
     scope = text(said.get("scope")) or text(told(service.record).get("unit_scope"))
-    state = " ".join(part for part in (text(said.get("state")), f"({text(said.get('sub'))})" if text(said.get("sub")) else "") if part)
+    state, sub = text(said.get("state")), text(said.get("sub"))
+    state = f"{state} ({sub})" if state and sub and sub != state else state
     enabled = said.get("enabled")
     enabled = {"enabled": True, "disabled": False}.get(enabled) if isinstance(enabled, str) else enabled if isinstance(enabled, bool) else None
     ctl = "systemctl --user" if scope == "user" else "systemctl"
@@ -230,15 +236,21 @@ def own_processes(job: Job, service: Service) -> list[dict[str, Any]]:
 
 
 def leftovers(job: Job) -> dict[str, Any]:
-    """What a job found left over, as pages show it: `own` and `others` (processes), ports, shm, ipc, `nothing`, service, at."""
+    """What a job found left over, as pages show it: `own` and `others` (processes), gpus (that are not free), ports, shm, ipc, `problems`, `nothing`,
+    service, `running`, at. Whatever it told last counts."""
     event = JobEvent.objects.filter(job=job, type=EventType.LEFTOVERS).order_by("-seq").first()
     said = told(event.data) if event else {}
     rows = [_process(one) for one in listed(said.get("processes"))[:200]]
-    ports = [{"port": whole(one.get("port")), "pid": whole(one.get("pid")), "command": text(one.get("command"))} for one in listed(said.get("ports"))]
+    ports = [{"port": whole(one.get("port")), "pid": whole(one.get("pid")), "command": text(one.get("command")), "own": one.get("own") is True}
+             for one in listed(said.get("ports"))]
+    gpus = [{**{name: whole(one.get(name)) for name in ("index", "used_bytes", "allowed_bytes")}, "problem": text(one.get("problem"))}
+            for one in listed(said.get("gpus"))]
+    problems = [text(one) for one in said["problems"] if text(one)] if isinstance(said.get("problems"), list) else []
     shm = [{"path": text(one.get("path")), "size_bytes": whole(one.get("size_bytes"))} for one in listed(said.get("shm"))]
     ipc = [{"path": text(one.get("path")), "what": text(one.get("what"))} for one in listed(said.get("ipc"))]
     return {"told": event is not None, "own": [row for row in rows if row["own"]], "others": [row for row in rows if not row["own"]],
-            "ports": ports[:200], "shm": shm[:200], "ipc": ipc[:200], "nothing": not (rows or ports or shm or ipc),
+            "ports": ports[:200], "shm": shm[:200], "ipc": ipc[:200], "nothing": not (rows or ports or shm or ipc or gpus),
+            "gpus": gpus[:64], "problems": problems[:50], "running": said.get("running") is True,
             "shm_bytes": sum(one["size_bytes"] for one in shm if one["size_bytes"] is not None), "service": text(said.get("service")),
             "at": as_datetime(number(said.get("at"))) or (as_datetime(event.at) if event else None)}
 
@@ -249,4 +261,26 @@ def _process(raw: dict[str, Any]) -> dict[str, Any]:
     sizes = [one["used_bytes"] for one in gpus if one["used_bytes"] is not None]
     return {"pid": pid, "named": f"{pid}:{ticks}" if pid is not None and ticks is not None else "", "user": text(raw.get("user")),
             "unit": text(raw.get("unit")), "command": text(raw.get("command")), "started_at": as_datetime(number(raw.get("started_at"))),
-            "gpus": gpus, "used_bytes": sum(sizes) if sizes else None, "own": raw.get("own") is True and pid is not None and ticks is not None}
+            "gpus": gpus, "used_bytes": sum(sizes) if sizes else None, "why": text(raw.get("why")), "service": text(raw.get("service")),
+            "own": raw.get("own") is True and pid is not None and ticks is not None}
+
+
+def settings_changed(job: Job) -> dict[str, Any] | None:
+    """Launch settings that a job changed: `flags` (rows: kind "same", "add" or "del", and text), `env`, files, applies; None where it told none."""
+    event = JobEvent.objects.filter(job=job, type=EventType.SETTINGS_CHANGED).order_by("-seq").first()
+    if event is None:
+        return None
+    said = told(event.data)
+    flags = told(said.get("flags"))
+    env = [{"name": text(one.get("name")), "change": text(one.get("change")), "secret": one.get("secret") is True, "before": text(one.get("before")),
+            "after": text(one.get("after"))} for one in listed(said.get("env"))[:1000]]
+    return {"flags": flag_changes(flag_lines(flags.get("before")), flag_lines(flags.get("after"))), "env": env, "applies": text(said.get("applies")),
+            "files": [str(one) for one in said.get("files") or []][:20] if isinstance(said.get("files"), list) else []}
+
+
+def flag_changes(before: Sequence[str], after: Sequence[str]) -> list[dict[str, str]]:
+    """Lines of flags before and after as one list: those that went ("del"), came ("add") or stayed ("same"). Empty where nothing changed."""
+    if list(before) == list(after):
+        return []
+    kinds = {"  ": "same", "- ": "del", "+ ": "add"}
+    return [{"kind": kinds[line[:2]], "text": line[2:]} for line in difflib.ndiff(before, after) if line[:2] in kinds]

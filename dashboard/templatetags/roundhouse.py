@@ -32,7 +32,7 @@ STATES: dict[str, tuple[str, str, str]] = {  # word of the data: (tone, icon, wo
     # steps and levels
     "todo": ("idle", "todo", "To come"), "done": ("ok", "ok", "Done"), "skipped": ("idle", "skip", "Skipped"),
     "undoing": ("run", "run", "Undoing"), "undone": ("idle", "rollback", "Undone"), "not reached": ("idle", "skip", "Not reached"),
-    "passed": ("ok", "ok", "Passed"),
+    "passed": ("ok", "ok", "Passed"), "left out": ("idle", "skip", "Left out"),
     # services and nodes
     "healthy": ("ok", "ok", "Healthy"), "starting": ("run", "run", "Starting"), "stopped": ("idle", "off", "Stopped"),
     "unknown": ("idle", "question", "Unknown"), "online": ("ok", "ok", "Online"), "silent": ("warn", "warn", "Silent"),

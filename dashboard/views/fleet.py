@@ -20,7 +20,7 @@ from ops.jobs.events import JobState
 
 HISTORY_S, HISTORY_STEP_S = 300, 5
 ROW_JOBS = 8
-STARTING_JOBS = ("redeploy", "restart", "practice-reset", "rollback")  # while one runs, a service that is down is being seen to
+STARTING_JOBS = ("redeploy", "restart", "start", "switch", "practice-reset", "rollback")  # while one runs, a service that is down is being seen to
 FRAGMENTS = ("needs", "facts", "recent", "services")
 
 

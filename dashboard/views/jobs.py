@@ -13,7 +13,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
-from dashboard import adoption_story, charts, diffs, dispatch, environment_story, job_story, permissions
+from dashboard import adoption_story, charts, diffs, dispatch, environment_story, job_story, permissions, service_story
 from dashboard.diagnoses import diagnosis_card
 from dashboard.forms import AbandonForm
 from dashboard.models import BenchmarkRun, Job, JobEvent, JobLock, JobStep, Service
@@ -166,17 +166,18 @@ def panels(found: Job, step: JobStep | None, known: Any, run: BenchmarkRun | Non
     shown: dict[str, Any] = {"name": step.name, "progress": _progress(step), "findings": []}
     result = found.result or {}
     failed_here = step.state in ("failed", "interrupted", "cancelled")
-    if step.name in ("preflight", "plan", "verify", "build"):
-        subjects = {"preflight": ("preflight", "host", "guards"), "plan": ("plan",), "verify": ("verify", "release"), "build": ("build",)}[step.name]
+    if step.name.startswith("preflight") or step.name in ("plan", "verify", "build"):
+        subjects = {"plan": ("plan",), "verify": ("verify", "release"), "build": ("build",)}.get(step.name, ("preflight", "host", "guards"))
         shown["findings"] = [f for f in job_story.findings(found) if f.get("subject") in subjects]
         shown["counted"] = job_story.counted(shown["findings"])
+        shown["parts"] = job_story.by_part(shown["findings"])
     if step.name == "plan":
         shown["plan"] = result.get("plan")
     if step.name == "warmup" or (step.name == "stop" and (step.state in ("undoing", "undone") or step.undo_s is not None)):
-        shown["warmup"] = job_story.warmup_phases(found, known, of=step.name)
+        shown["warmup"] = warmup_panel(found, known, step)
         if not found.is_final and found.service is not None:
             shown["gpus"] = node_card(found.node, history=False)
-    if step.name == "smoke":
+    if step.name == "smoke" or (found.type == "smoke" and result.get("smoke")):
         shown["smoke"] = result.get("smoke") or [e.data for e in job_story.events(found, EventType.SMOKE_RESULT)]
     if step.name == "sweep" and run is not None:
         shown["sweep"] = sweep_panel(found, run)
@@ -195,16 +196,38 @@ def panels(found: Job, step: JobStep | None, known: Any, run: BenchmarkRun | Non
         shown["adoption"] = adoption_story.panel(found, told)
     if step.name == "report" and result.get("report"):
         shown["report"] = report_panel(found, run)
+    about_leftovers = found.type in ("leftovers", "end-leftovers", "stop") or step.name in ("gpus-free", "leftovers")
+    if about_leftovers and (left := service_story.leftovers(found))["told"]:
+        shown["leftovers"] = left
+    if found.type == "settings-set":
+        shown["settings"] = service_story.settings_changed(found)
+    if found.type == "diagnose" and not failed_here and (read := environment_story.told(result.get("diagnosis"))):
+        shown["read"] = diagnosis_card(read, found)
     if failed_here:
         shown["diagnosis"] = diagnosis_card(result["diagnosis"], found) if result.get("diagnosis") else None
         shown["error"] = found.error
         timeline = job_story.timeline(found)
         shown["timeline"] = timeline if found.rollback != "none" or len(timeline) > 2 else []
     shown["dedicated"] = any(shown.get(key) for key in ("warmup", "smoke", "sweep", "purge", "integrity", "findings", "diagnosis", "error",
-                                                        "timeline", "shelved", "guards", "recipe", "adoption"))
+                                                        "timeline", "shelved", "guards", "recipe", "adoption", "leftovers", "settings", "read"))
     shown["shows_progress"] = step.name not in ("warmup", "sweep")  # those have bars of their own
     shown["log"] = log_tail(found, step)
     shown["shows_log"] = not shown["dedicated"] or not found.is_final or shown["log"]["any"]
+    return shown
+
+
+def warmup_panel(found: Job, known: Any, step: JobStep) -> dict[str, Any] | None:
+    """The phases of a warmup, its troubles each with its diagnosis, and what its node says of the time that is left."""
+    shown = job_story.warmup_phases(found, known, of=step.name)
+    if shown is None:
+        return None
+    for trouble in shown["troubles"]:
+        told = environment_story.told(trouble.get("diagnosis"))
+        trouble["card"] = diagnosis_card(told, found) if told.get("fault") is True else None
+    progress = environment_story.told(step.progress) if step.state in ("running", "undoing") else {}
+    shown["text"] = environment_story.text(progress.get("text"))
+    if progress.get("unit") == "s" and progress.get("estimate") is True and service_story.number(progress.get("total")) is not None:
+        shown["estimate_s"] = progress["total"]
     return shown
 
 

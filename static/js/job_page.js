@@ -117,6 +117,8 @@ function progress(data) {
     setText(box.querySelector("[data-progress-text]"), data.text ?? "");
     setText(box.querySelector("[data-progress-count]"), data.done === null || data.done === undefined ? "" : `${Math.round(data.done).toLocaleString("en")}${data.total ? ` of ${Math.round(data.total).toLocaleString("en")}` : ""} ${data.unit ?? ""}`);
   }
+  const words = data.step === "warmup" || data.estimate ? document.querySelector("[data-warmup-text]") : null;
+  if (words && data.text) { words.hidden = false; setText(words, data.text); }
   if (data.text) setText(document.querySelector("[data-fact=now] [data-small]"), data.text);
 }
 

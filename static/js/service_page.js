@@ -1,7 +1,7 @@
 // A service's page: throughput over time and its warmups. State and lists are fetched again by a reload when a job of it ended.
 import { chart, label, practiceMark, target, token, unit } from "./charts.js";
 import { stream } from "./stream.js";
-import { clock } from "./clock.js";
+import { clock, written } from "./clock.js";
 import { servicesDiffer } from "./gpus.js";
 
 const read = (id) => { const element = document.getElementById(id); return element ? JSON.parse(element.textContent) : null; };
@@ -43,13 +43,15 @@ if (warmups && document.getElementById("warmups")) {
   const parts = [...order.map((p) => ({ title: p.title, of: (bar) => bar.phases[p.phase] ?? 0 })), { title: "the rest", of: (bar) => Math.max(0, (bar.total_s ?? 0) - order.reduce((s, p) => s + (bar.phases[p.phase] ?? 0), 0)) }];
   const longest = Math.max(...bars.map((bar) => bar.total_s)), minutes = longest >= 120, scale = minutes ? 60 : 1;
   parts.forEach((part, n) => { const span = document.createElement("span"), swatch = document.createElement("i"); swatch.className = `swatch part-${n + 1}`; span.append(swatch, part.title); legend?.append(span); });
-  const x = bars.map((bar) => `#${bar.job}`), times = bars.map((bar) => bar.total_s).sort((a, b) => a - b), usual = times[Math.floor(times.length / 2)];
+  // Two may have ended in the same minute: they stand by their place, and are named by job or time, and whether the compile cache was cold.
+  const x = bars.map((_, n) => n), day = (bar) => bar.at ? written(new Date(bar.at), "short").replace(/ (?=\d\d:\d\d$)/, "<br>") : "", names = bars.map((bar) => (bar.job ? `#${bar.job}` : day(bar)) + (bar.cache === "miss" ? "<br>cold" : ""));
+  const times = bars.map((bar) => bar.total_s).sort((a, b) => a - b), usual = times[Math.floor(times.length / 2)];
   chart("warmups", () => ({
     data: parts.map((part, n) => ({ type: "bar", name: part.title, x, y: bars.map((bar) => part.of(bar) / scale), width: bars.length < 3 ? 0.18 : 0.5,
       marker: { color: token(`part-${n + 1}`), line: { color: token("surface"), width: 1 } }, hovertemplate: `${part.title} %{y:.1f} ${minutes ? "min" : "s"}<extra></extra>` })),
-    layout: { barmode: "stack", margin: { l: 52, r: 76, t: 30, b: 32 }, xaxis: { type: "category" }, yaxis: { range: [0, longest / scale * 1.2] }, shapes: bars.length > 1 ? [target(usual / scale, "").shape] : [],
+    layout: { barmode: "stack", margin: { l: 52, r: 76, t: 30, b: names.some((name) => name.includes("<br>")) ? 58 : 32 }, xaxis: { tickvals: x, ticktext: names, range: [-0.6, bars.length - 0.4] }, yaxis: { range: [0, longest / scale * 1.2] }, shapes: bars.length > 1 ? [target(usual / scale, "").shape] : [],
       annotations: [unit(minutes ? "min" : "seconds"), ...(warmups.practice ? [practiceMark()] : []), ...(bars.length > 1 ? [{ ...target(usual / scale, "usual").note, x: 1, yanchor: "middle", xshift: 8 }] : []),
-        ...bars.map((bar) => ({ x: `#${bar.job}`, y: bar.total_s / scale, yshift: 10, text: minutes ? clock(bar.total_s) : `${bar.total_s.toFixed(1)} s`, showarrow: false, font: { size: 11, color: token("text"), weight: 500 } }))] } }));
+        ...bars.map((bar, n) => ({ x: n, y: bar.total_s / scale, yshift: 10, text: minutes ? clock(bar.total_s) : `${bar.total_s.toFixed(1)} s`, showarrow: false, font: { size: 11, color: token("text"), weight: 500 } }))] } }));
 }
 // Its state is in the page's head, its notices and its buttons: when it is another one for some seconds, the page is loaded anew.
 let differs = 0;

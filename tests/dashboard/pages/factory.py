@@ -20,6 +20,7 @@ from ops import records, report
 from ops.jobs.events import Event, EventType
 from ops.services.warmup import PHASES
 from tests.dashboard.pages import environment_data as said
+from tests.dashboard.pages import service_data as ran
 
 GIB = 2**30
 OLD, NEW, BUILT = said.OLD, said.NEW, said.BUILT
@@ -604,6 +605,77 @@ class Story:
         return made
 
 
+    def control_jobs(self) -> dict[str, Job]:
+        """One job of each kind that controls a service, or looks at what it does."""
+        made: dict[str, Job] = {}
+        for name, left in (("nothing", ran.NOTHING_LEFT), ("leftovers", ran.LEFTOVERS)):
+            made[name] = job = self.job("leftovers", ago_s=700, steps=(("leftovers", "Look for leftovers", False),))
+            self.step(job, "leftovers", end=False)
+            self.say(job, EventType.LEFTOVERS, **left)
+            self.finish_step(job, "leftovers", note="", took=0.4)
+            self.end(job, duration_s=0.6)
+        made["stop"] = job = self.job("stop", ago_s=650, steps=(("stop", "Stop", True), ("gpus-free", "GPUs free", True)))
+        self.step(job, "stop")
+        self.step(job, "gpus-free", end=False)
+        self.say(job, EventType.LEFTOVERS, **ran.LEFTOVERS)
+        self.finish_step(job, "gpus-free", outcome="failed", note="2 GPUs are not free after 60 s", took=60.0)
+        self.end(job, "failed", reason="2 GPUs are not free after 60 s", duration_s=69.0, error={
+            "kind": "gpus_busy", "what": "2 GPUs are not free after 60 s", "why": "pid 20661 (llm) holds 88.1 GiB of GPU 1",
+            "hint": "End what belonged to the service", "facts": {}})
+        made["settings-set"] = job = self.job("settings-set", ago_s=600, steps=(("settings", "Launch settings", False),))
+        self.step(job, "settings", end=False)
+        self.say(job, EventType.SETTINGS_CHANGED, **ran.SETTINGS)
+        self.finish_step(job, "settings", note="", took=0.1)
+        self.end(job, duration_s=0.2)
+        made["diagnose"] = job = self.job("diagnose", ago_s=500, steps=(("diagnose", "Diagnose", False),))
+        self.step(job, "diagnose", end=False)
+        self.say(job, EventType.DIAGNOSIS, **ran.diagnosis())
+        self.finish_step(job, "diagnose", note="", took=0.3)
+        self.end(job, duration_s=0.4)
+        made["smoke"] = job = self.job("smoke", ago_s=450, steps=(("smoke", "Smoke tests", False),))
+        self.step(job, "smoke", end=False)
+        for result in ran.SMOKE:
+            self.say(job, EventType.SMOKE_RESULT, **result)
+        self.finish_step(job, "smoke", outcome="failed", note="Smoke tests failed: Reasoning present", took=16.0)
+        self.end(job, "failed", reason="Smoke tests failed: Reasoning present", duration_s=17.0)
+        steps = (("preflight", "Preflight", False), ("start", "Start", False), ("warmup", "Warmup", False))
+        made["refused"] = job = self.job("start", ago_s=400, steps=steps)
+        self.step(job, "preflight", end=False)
+        for finding in ran.PREFLIGHT:
+            self.say(job, EventType.FINDING, subject="preflight", **finding)
+        self.finish_step(job, "preflight", outcome="failed", note="1 finding stops it", took=2.0)
+        self.end(job, "failed", reason="`nvcc` is 12.8, but this GPU needs 12.9 or newer", duration_s=2.2)
+        made["warmed"] = job = self.job("start", ago_s=1800, steps=steps)
+        self.step(job, "warmup", end=False)
+        for name, _ in PHASES:
+            self.phase(job, name, "running")
+            self.at += TOOK[name]
+            self.phase(job, name, "done")
+        self.say(job, EventType.WARMUP_DONE, total_s=772.0, cache="hit", release=NEW, first_answer_s=0.4,
+                 compared={"count": 4, "median_s": 660.0, "last_s": 668.0},
+                 phases=[{"phase": n, "title": t, "took_s": TOOK[n], "usual_s": TOOK[n] - 12} for n, t in PHASES])
+        self.finish_step(job, "warmup", note="healthy after 12:52 min", took=772.0)
+        self.end(job, duration_s=780.0)
+        made["again"] = job = self.job("start", ago_s=220, steps=steps)
+        self.step(job, "preflight", note="all is well", took=1.0)
+        self.step(job, "start")
+        self.say(job, EventType.STEP_STARTED, step="warmup", title="Warmup", index=2, deadline_s=7200)
+        self.phase(job, "start", "running")
+        self.at += 27
+        self.say(job, EventType.WARMUP_TROUBLE, kind="crash", text="It ended with exit code 1; systemd starts it again", diagnosis=ran.diagnosis(),
+                 **{"try": 1})
+        self.phase(job, "start", "running")
+        self.at += 46
+        self.phase(job, "start", "done")
+        self.phase(job, "load", "running", done=31, total=119)
+        self.at += 60
+        self.say(job, EventType.WARMUP_TROUBLE, kind="stall", text="No milestone, no progress and idle GPUs for 60 s", diagnosis=None, **{"try": 2})
+        self.say(job, EventType.STEP_PROGRESS, step="warmup", done=106.0, total=668.0, unit="s", estimate=True,
+                 text="Loading weights: 31 of 119 shards; about 9:22 left")
+        self.tell(job)
+        return made
+
+
 def full() -> Story:
     """A console in good use: history, a running sweep, a stray process."""
     story = Story()
@@ -662,6 +734,28 @@ def adopting() -> Story:
         "hint": "Nothing was changed. Read it again, and look at what it is now"})
     story.adoption_job("adopt-apply", ago_s=500, stored=True)
     story.adoption_job("adopt-apply", ago_s=400, stored=True, process=True)
+    return story
+
+
+def services() -> Story:
+    """A service under systemd in a restart loop, another beside it that runs, and a job of every kind that controls or looks at one."""
+    story = Story()
+    story.node(stray=True)
+    story.service(state="failed", detail="It ended by itself 7 times; systemd starts it again in 12 s")
+    story.redeploy(ago_s=6 * 86400)
+    story.environment()
+    kimi = story.the_service
+    status = {**kimi.status, "pid": None, "restarts": 7, "ended_at": time.time() - 62, "log_path": None,
+              "log_where": "journalctl -u vllm-kimi.service _SYSTEMD_INVOCATION_ID=0f3a"}
+    Service.objects.filter(pk=kimi.pk).update(
+        record={**kimi.record, "manager": "systemd", "unit": "vllm-kimi.service"}, status=status, failures=ran.failures(), warmups=ran.warmups(),
+        unit={**ran.UNIT, "state": "failed", "sub": "failed", "result": "exit-code", "restarts": 7, "launcher_installed": False,
+              "needs_reload": True},
+        launch={**ran.LAUNCH, "pending": True})
+    Service.objects.create(node=story.the_node, name="glm-5", practice=True, state="stopped", launch=ran.LAUNCH, warmups=ran.warmups(1), record={
+        **kimi.record, "name": "glm-5", "model_path": "/data/models/GLM-5-NVFP4", "base_url": "http://127.0.0.1:8001"}, status={"state": "stopped"})
+    story.control_jobs()
+    kimi.refresh_from_db()
     return story
 
 
