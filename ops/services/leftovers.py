@@ -163,8 +163,7 @@ def _shared_memory(uid: int, problems: list[str]) -> list[dict[str, Any]]:
     if files:
         used, hidden = _in_use(uid)
         if hidden:
-            problems.append(f"{hidden} processes of the service's user cannot be looked into, so nobody can tell which shared memory is still in use")
-            return []
+            problems.append(f"{hidden} processes of the service's user cannot be looked into: some of the shared memory may still be in use")
         files = {key: told for key, told in files.items() if key not in used}
     return [{"path": path, "size_bytes": size} for path, size in sorted(files.values(), key=lambda one: (-one[1], one[0]))]
 
@@ -177,9 +176,9 @@ def _in_use(uid: int) -> tuple[set[tuple[int, int]], int]:
         if process.state in "ZX":
             continue
         try:
-            for link in os.scandir(folder / "fd"):
-                if os.readlink(link.path).startswith(prefix):  # noqa: PTH115  (a name that may have been removed since)
-                    found = os.stat(link.path)  # noqa: PTH116
+            for link in (folder / "fd").iterdir():
+                if os.readlink(link).startswith(prefix):  # noqa: PTH115  (a name that may have been removed since)
+                    found = link.stat()
                     used.add((found.st_dev, found.st_ino))
         except PermissionError:
             hidden += _owner(folder) == uid

@@ -7,8 +7,10 @@
      "hang": true,                      or just waits
      "ignore_term": true,               SIGTERM does nothing
      "children": ["plain", "setsid", "stubborn", "bare"]}   processes beside it; stubborn: own session, ignores SIGTERM;
-                                        bare: no environment
-     "health": 200, "chat": 200}        status codes
+                                        bare: no environment; lost: own session, no environment
+     "health": 200, "chat": 200,        status codes
+     "body": "text",                    what /health says; "slow": seconds that it takes to
+     "runs": [{...}, {...}]}            another of these for each start (the last for all that follow); counted in the file `runs`
 """
 
 from __future__ import annotations
@@ -23,6 +25,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 PLAN = json.loads(os.environ.get("FAKE_VLLM", "{}"))
+if "runs" in PLAN:
+    COUNTED = Path("runs")
+    number = int(COUNTED.read_text()) if COUNTED.exists() else 0
+    COUNTED.write_text(str(number + 1))
+    PLAN = PLAN["runs"][min(number, len(PLAN["runs"]) - 1)]
 CHILD = "import signal, time, sys\nif 'stubborn' in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\ntime.sleep(120)"
 
 
@@ -37,7 +44,8 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_GET(self) -> None:
-        self.answer(PLAN.get("health", 200) if self.path == "/health" else 404, b"")
+        time.sleep(PLAN.get("slow", 0))
+        self.answer(PLAN.get("health", 200) if self.path == "/health" else 404, PLAN.get("body", "").encode())
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -52,8 +60,8 @@ def main() -> None:
     if PLAN.get("tell"):
         Path(PLAN["tell"]).write_text(json.dumps({"argv": sys.argv, "env": dict(os.environ)}))
     for kind in PLAN.get("children", []):
-        child = subprocess.Popen([sys.executable, "-c", CHILD, kind], start_new_session=kind in {"setsid", "stubborn"},
-                                 env={} if kind == "bare" else None, stdout=subprocess.PIPE)
+        child = subprocess.Popen([sys.executable, "-c", CHILD, kind], start_new_session=kind in {"setsid", "stubborn", "lost"},
+                                 env={} if kind in {"bare", "lost"} else None, stdout=subprocess.PIPE)
         child.stdout.readline()
     for delay, text, *times in PLAN.get("log", []):
         time.sleep(delay)

@@ -4,6 +4,9 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+import pytest
 
 from ops.gpus import processes
 from ops.gpus.source import GpuProcess, GpuReading, GpuSnapshot
@@ -53,6 +56,23 @@ def test_marked_processes_are_found_across_sessions() -> None:
             os.kill(pid, 9)
         child.wait()
         child.stdout.close()
+
+
+@pytest.mark.parametrize(("text", "path", "unit"), [
+    ("0::/system.slice/kimi.service\n", "/system.slice/kimi.service", "kimi.service"),
+    ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/kimi.service/w\n",
+     "/user.slice/user-1000.slice/user@1000.service/app.slice/kimi.service/w", "kimi.service"),
+    ("12:cpu,cpuacct:/\n1:name=systemd:/system.slice/docker-1a.scope\n0::/\n", "/system.slice/docker-1a.scope", "docker-1a.scope"),
+    ("0::/\n", "/", None),
+    ("0::/init.scope\n", "/init.scope", "init.scope"),
+])
+def test_the_unit_of_a_process_is_the_innermost_of_its_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, path: str,
+                                                                     unit: str | None) -> None:
+    (tmp_path / "5").mkdir()
+    (tmp_path / "5" / "cgroup").write_text(text)
+    monkeypatch.setattr(processes, "PROC", tmp_path)
+    assert (processes.control_group(5), processes.unit_of(5)) == (path, unit)
+    assert (processes.control_group(6), processes.unit_of(6)) == (None, None)
 
 
 def test_claim_names_the_service_and_leaves_the_rest_unclaimed() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from collections.abc import Callable, Sequence
 
@@ -11,6 +12,7 @@ from ops.jobs.errors import Cancelled, OpsError
 from ops.records import ServiceRecord
 from ops.services import starting, state, stopping
 from ops.services.process import ProcessManager
+from ops.services.status import ServiceStatus
 from tests.ops.services.conftest import Job, wait_for
 
 Make = Callable[..., ServiceRecord]
@@ -96,12 +98,12 @@ def test_without_a_baseline_zero_is_asked_for_and_said(make_record: Make, job: J
 
 def test_what_holds_memory_is_named(make_record: Make, job: Job) -> None:
     record = make_record(gpus=[0, 3])
-    holder = GpuProcess(pid=4711, used_bytes=73 * 1024 * MIB, user="bob", command="python train.py")
+    holder = GpuProcess(pid=4711, used_bytes=73 * 1024 * MIB, user="bob", command="python train.py", started_at=1767225600.0)
     source = Readings([gpu(0, 0), gpu(3, 75_000, holder)])
     with pytest.raises(OpsError) as caught:
         stopping.wait_gpus_free(job.context, record, source, limit_s=0.1, poll_s=0.02)
     text = str(caught.value)
-    for part in ("GPU 3", "75,000 MiB", "pid 4711", "user bob", "python train.py", "74,752 MiB"):
+    for part in ("GPU 3", "75,000 MiB", "pid 4711", "user bob", "no unit", "python train.py", "started 2026-01-01 00:00:00 UTC", "74,752 MiB"):
         assert part in text
     assert "GPU 0" not in text and caught.value.kind == "gpus_not_free"
 
@@ -160,3 +162,56 @@ def test_state_of_two_writers_is_kept_whole(make_record: Make) -> None:
         os.waitpid(pid, 0)
     assert len(state.read(record)) == 20
     assert subprocess.run(["ls", "-A", str(record.folder)], capture_output=True, text=True, check=True).stdout.count("state.json") == 1
+
+
+# ---- what a stop waits for ----
+
+
+def test_a_worker_that_goes_on_after_the_main_process_is_told(make_record: Make, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "EXPLAIN_AFTER_S", 0.0)
+    record = make_record({"children": ["plain"], "serve": True})
+    running(job, record)
+    assert "others stayed" in stopping.stop(job.context, record, timeout_s=1.5)
+    assert [text for data in job.of("step.log") if "The main process has ended, 1 of its workers go on" in (text := data["text"])]
+    assert len([data for data in job.of("step.log") if "go on for now" in data["text"]]) == 1, "told once"
+
+
+def test_clients_that_hold_a_stream_are_counted_when_only_the_main_process_is_left(make_record: Make) -> None:
+    record = make_record()
+    port = int(record.base_url.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)) as server, socket.create_connection(("127.0.0.1", port)) as client:
+        accepted, _ = server.accept()
+        assert "waits for 1 open connection: a client" in stopping._why_still(record, 10, {10, 11, 12}, {10})
+        assert stopping._why_still(record, 10, {10, 11, 12}, {10, 11}) == "", "its engine still works"
+        accepted.close()
+        client.close()
+    assert stopping._why_still(record, 10, {10, 11, 12}, {10}) == "" and stopping._why_still(record, None, {10}, {10}) == ""
+
+
+class Unit:
+    """A manager of a unit in this state that has no process."""
+
+    def __init__(self, state: str) -> None:
+        self.state, self.told = state, 0
+
+    def status(self) -> ServiceStatus:
+        return ServiceStatus(state=self.state)
+
+    def pids(self) -> set[int]:
+        return set()
+
+    def terminate(self) -> None:
+        self.told += 1
+
+    def stop_limit_s(self) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(("state", "told", "words"), [
+    ("failed", 1, "it was failed, and stays down"), ("starting", 1, "it was starting, and stays down"), ("stopped", 0, "was not running")])
+def test_a_unit_between_two_tries_is_told_to_stay_down(make_record: Make, job: Job, monkeypatch: pytest.MonkeyPatch, state: str, told: int,
+                                                       words: str) -> None:
+    unit = Unit(state)
+    monkeypatch.setattr(stopping, "manager_for", lambda record: unit)
+    assert words in stopping.stop(job.context, make_record(manager="systemd", unit="kimi.service"))
+    assert unit.told == told
