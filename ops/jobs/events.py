@@ -65,10 +65,11 @@ class EventType(StrEnum):
     # service: no answer from here on; ended: seconds measured on the monotonic clock, release that answers now
     DOWNTIME_STARTED = "downtime.started"
     DOWNTIME_ENDED = "downtime.ended"
-    # phase (a word of services/warmup.py PHASES), title, state ("running" | "done"), took_s or null, detail, done, total
+    # phase (a word of services/warmup.py PHASES), title, state ("running" | "done"), took_s or null, detail, done, total, began_s,
+    # elapsed_s, estimate_s (of the whole) or null, cache, try (2, 3, ...: its manager has started it again, and all phases begin anew)
     WARMUP_PHASE = "warmup.phase"
     # total_s, phases [{phase, title, took_s, usual_s or null}], cache ("hit" | "miss" | "unknown"), release, first_answer_s, compared: {count,
-    # median_s, last_s} of this service's earlier warmups with the same cache state, or null
+    # median_s, last_s} of this service's earlier warmups with the same cache state, or null; try (which start it was that came up)
     WARMUP_DONE = "warmup.done"
     # one stall or crash of a warmup that goes on: kind ("stall" | "crash"), text (one sentence), diagnosis or null, try (1, 2, ... of a restart loop)
     WARMUP_TROUBLE = "warmup.trouble"

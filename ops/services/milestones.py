@@ -37,6 +37,8 @@ class Phase:
     detail: str = ""
     done: int | None = None
     total: int | None = None
+    moved_s: float = 0.0  # when `done` was reached
+    bars: int = 0  # progress bars that it has begun to draw
 
     @property
     def took_s(self) -> float | None:
@@ -48,14 +50,19 @@ class Phase:
 
 
 # What a line says. `begin`: the phase runs from here. `within`: the phase is known to run (begins it if it was not seen yet).
-# `end`: the phase is over, and what comes next is another one. The groups fill `detail`; done/total are progress.
+# `moves`: as `within`, but only progress, of which there may be much. `end`: the phase is over, and what comes next is another one. The groups fill
+# `detail`; done/total are progress.
 _MILESTONES: list[tuple[str, str, re.Pattern[str], str]] = [
     ("start", "within", re.compile(r"version (?P<v>\d+\.\d+\S*)(?:, serving model|\s*$)"), "vLLM {v}"),
     ("start", "within", re.compile(r"(?:vLLM API server version) (?P<v>\S+)"), "vLLM {v}"),
     ("start", "within", re.compile(r"Resolved architecture: (?P<a>\S+)"), "{a}"),
     ("start", "within", re.compile(r"Initializing an? (?:V\d )?LLM engine \((?P<v>v[^)]+)\)"), "engine starts"),
     ("start", "within", re.compile(r"world_size=(?P<n>\d+) rank=0 "), "workers: {n}"),
-    ("load", "begin", re.compile(r"Starting to load model "), ""),
+    ("load", "begin", re.compile(r"Starting to load model |Loading model from scratch"), ""),
+    ("load", "moves", re.compile(r"Prefetching checkpoint files: +(?P<p>\d+)%"), "read ahead: {p} %"),
+    ("load", "moves", re.compile(r"(?P<f>[\w.-]{1,80}\.(?:safetensors|bin|gguf|pth?)): +(?P<p>\d+)%\|"), "downloading {f}: {p} %"),
+    ("load", "within", re.compile(r"Time spent downloading weights for \S+: (?P<s>[\d.]+) s"), "downloaded in {s} s"),
+    ("load", "within", re.compile(r"Loading [\w.-]+ using [\w .:-]{1,60}: +\d+%.*?(?P<done>\d+)/(?P<total>\d+)"), ""),
     ("load", "within", re.compile(r"Loading [\w.-]+ checkpoint shards: +\d+%.*?(?P<done>\d+)/(?P<total>\d+)"), ""),
     ("load", "within", re.compile(r"(?:Multi-thread loading|Loading weights|Loading) shards: +\d+%.*?(?P<done>\d+)/(?P<total>\d+)"), ""),
     ("load", "within", re.compile(r"Loading weights took (?P<s>[\d.]+) s"), "weights read in {s} s"),
@@ -69,29 +76,37 @@ _MILESTONES: list[tuple[str, str, re.Pattern[str], str]] = [
     ("compile", "within", re.compile(r"Compiling a graph for .* takes (?P<s>[\d.]+) s"), "graph compiled in {s} s"),
     ("compile", "within", re.compile(r"saved AOT compiled function"), "compiled and stored"),
     ("compile", "within", re.compile(r"torch\.compile (?:takes|took) (?P<s>[\d.]+) s in total"), "torch.compile took {s} s"),
+    ("compile", "within", re.compile(r"Initial profiling/warmup run took (?P<s>[\d.]+) s"), "first run took {s} s"),
+    ("compile", "within", re.compile(r"Profiling CUDA graph memory"), "profiling graphs"),
     ("compile", "within", re.compile(r"Warming up done"), ""),
     ("kv_cache", "begin", re.compile(r"Available KV cache memory: (?P<g>[\d.]+) GiB"), "{g} GiB available"),
     ("kv_cache", "begin", re.compile(r"set \([\d.]+/[\d.]+\) GiB for KV cache"), ""),
+    ("kv_cache", "begin", re.compile(r"Memory profiling (?:takes|results: duration=)"), ""),
     ("kv_cache", "within", re.compile(r"KV cache size: (?P<t>[\d,]+) tokens"), "{t} tokens"),
     ("kv_cache", "within", re.compile(r"# (?:GPU|CPU|cuda) blocks: (?P<t>[\d,]+)"), "{t} blocks"),
     ("autotune", "begin", re.compile(r"(?i)\[?autotuner\]?: autotuning process starts"), ""),
     ("autotune", "within", re.compile(r"\[AutoTuner\]: Tuning .*?\d+%.*?(?P<done>\d+)/(?P<total>\d+)"), ""),
     ("autotune", "within", re.compile(r"FlashInfer autotune cache file"), "with an autotune cache"),
+    ("autotune", "within", re.compile(r"Deep(?:GEMM|Gemm)\S* warmup.*?: +\d+%.*?(?P<done>\d+)/(?P<total>\d+)"), ""),
     ("autotune", "within", re.compile(r"(?i)\[?autotuner\]?: autotuning process ends"), ""),
     ("capture", "within", re.compile(r"Capturing CUDA graphs?(?: shapes)?(?: \((?P<k>[^)]*)\))?: +\d+%.*?(?P<done>\d+)/(?P<total>\d+)"), "{k}"),
-    ("capture", "begin", re.compile(r"Capturing (?:the model for )?CUDA graphs?"), ""),
+    ("capture", "begin", re.compile(r"Capturing (?:the model for )?(?:CUDA graphs?|cudagraphs)"), ""),
     ("capture", "within", re.compile(r"Graph capturing finished in (?P<s>[\d.]+) secs?, took (?P<g>-?[\d.]+) GiB"), "{g} GiB"),
+    ("capture", "within", re.compile(r"Graph capturing finished in (?P<s>[\d.]+) secs?"), ""),
     ("listening", "begin", re.compile(r"init engine \(profile, create kv cache, warmup model\) took "), ""),
     ("listening", "within", re.compile(r"Starting vLLM (?:API )?server(?: \d+)? on (?P<u>\S+)"), "{u}"),
+    ("listening", "within", re.compile(r"^INFO: +Waiting for application startup"), ""),
     ("healthy", "begin", re.compile(r"Application startup complete"), ""),
 ]
 _CACHE_HIT = re.compile(r"Directly load (?:the compiled graph|AOT compilation)")
 _CACHE_MISS = re.compile(r"Cache the graph of |Compiling a graph for |saved AOT compiled function")
-_NO_COMPILE = re.compile(r"enforce_eager=True|'enforce_eager': True|Enforce eager set|Initializing an LLM engine \(v0\.[0-7]\.")
+_NO_COMPILE = re.compile(
+    r"enforce_eager=True|'enforce_eager': True|Enforce eager set|Initializing an LLM engine \(v0\.[0-7]\.|Initializing a V0 LLM engine")
+_PROFILED = re.compile(r"Estimated CUDA graph memory|Available KV cache memory")
 # A quick refusal of almost every line: each milestone holds one of these words.
 _MAYBE = re.compile(
-    r"version|architecture|LLM|world_size|[Ll]oad|shards|[Cc]ompil|Warming|cache|Dynamo|KV|blocks|[Aa]uto[Tt]un|[Cc]aptur|init engine"
-    r"|Starting|startup|eager"
+    r"version|architecture|LLM|world_size|[Ll]oad|shards|[Cc]ompil|[Ww]arm|cache|Dynamo|KV|blocks|[Aa]uto[Tt]un|[Cc]aptur|init engine"
+    r"|Starting|startup|eager|Prefetching|rofiling|CUDA graph|\d%\|"
 )
 
 
@@ -110,6 +125,7 @@ class Parser:
     phases: list[Phase] = field(default_factory=lambda: [Phase("start", 0.0)])
     cache: str = "unknown"  # of torch.compile: "hit", "miss", "unknown"
     eager: bool = False
+    profiling: bool = False  # graphs are captured to see how much memory they take, before the KV cache is sized: that is no capture phase yet
 
     @property
     def current(self) -> Phase:
@@ -119,15 +135,22 @@ class Parser:
         """What this line changes; `at` is seconds since process start. Lines of any layout; carriage returns already split."""
         if not _MAYBE.search(line):
             return []
-        message = log_lines.parse(line).message
+        parsed = log_lines.parse(line)
+        message = parsed.message
         if _NO_COMPILE.search(message):
             self.eager = True
+        if "Profiling CUDA graph memory" in message:
+            self.profiling = True
+        elif self.profiling and _PROFILED.search(message):
+            self.profiling = False
         if _CACHE_HIT.search(message):
             self.cache = "hit"
         elif self.cache != "hit" and _CACHE_MISS.search(message):
             self.cache = "miss"  # a hit stays: with several graphs some are stored anew
         for name, kind, pattern, detail in _MILESTONES:
             if (found := pattern.search(message)) is not None:
+                if (name == "capture" and self.profiling) or (kind == "end" and parsed.process == "VllmWorkerProcess"):
+                    return []  # the latter: another rank has loaded its weights, rank 0 (without a prefix in these versions) may still read
                 return self._apply(name, kind, found, detail, at)
         return []
 
@@ -135,16 +158,18 @@ class Parser:
         position, here = POSITION[name], POSITION[self.current.phase]
         groups = {key: value or "" for key, value in found.groupdict().items()}
         text = detail.format(**groups)
-        progress = "done" in groups
+        progress = "done" in groups or kind == "moves"
         if position < here:
             # What belongs to an earlier phase only adds to it (other ranks repeat milestones, later compilations are small).
             return []
         moved = self._go_to(name, at) if position > here else []
         phase = self.current
-        if progress:
+        if "done" in groups:
             done, total = int(groups["done"]), int(groups["total"])
             news = (done, total) != (phase.done, phase.total)
-            phase.done, phase.total = done, total
+            if news:
+                phase.bars += phase.done is None or done < phase.done or total != phase.total
+                phase.done, phase.total, phase.moved_s = done, total, at
         else:
             news = bool(text) and text != phase.detail
         if text and text != phase.detail:

@@ -73,6 +73,22 @@ def test_each_phase_ends_where_the_next_begins() -> None:
     ("(EngineCore pid=1) INFO 03-02 04:11:08 [c.py:9] init engine (profile, create kv cache, warmup model) took 8.1 s (x: 2 s)", "listening"),
     ("(APIServer pid=1) INFO 03-02 04:11:08 [api_server.py:9] Starting vLLM API server 0 on http://0.0.0.0:8000", "listening"),
     ("INFO:     Application startup complete.", "healthy"),
+    ("INFO 12-19 22:58:27 model_runner.py:1415] Capturing cudagraphs for decoding. This may lead to unexpected consequences", "capture"),
+    ("INFO 11-02 10:00:00 model_runner.py:1518] Graph capturing finished in 14 secs.", "capture"),
+    ("INFO 03-21 20:15:45 [worker.py:267] Memory profiling takes 34.26 seconds", "kv_cache"),
+    ("INFO:     Waiting for application startup.", "listening"),
+    ("Loading pt checkpoint shards:  50% Completed | 1/2 [00:01<00:01,  1.0s/it]", "load"),
+    ("Loading safetensors using Fastsafetensor loader:  33% Completed | 1/3 [00:01<00:03,  1.2s/it]", "load"),
+    ("Multi-thread loading shards:  47% Completed | 15/32 [00:21<00:20,  1.23s/it]", "load"),
+    ("model-00001-of-00004.safetensors:  21%|##1       | 1.05G/4.98G [00:12<00:45, 86.2MB/s]", "load"),
+    ("(EngineCore pid=1) INFO 05-03 17:50:21 [weight_utils.py:851] Prefetching checkpoint files: 10% (1/3)", "load"),
+    ("(RayWorkerProc pid=2, ip=10.0.0.4) (Worker pid=2) INFO 08-19 17:59:46 [model_runner.py:284] Loading model from scratch...", "load"),
+    ("(Worker_TP0 pid=1) INFO 03-13 17:30:51 [monitor.py:76] Initial profiling/warmup run took 0.06 s", "compile"),
+    ("DeepGEMM warmup:  53%|#####3    | 1124/2116 [02:23<01:24, 11.74it/s]", "autotune"),
+    ("DeepGemm(fp8_gemm_nt) warmup (W=torch.Size([36864, 7168])) [relaxed]:  10%|#   | 28/288 [00:00<00:00, 222it/s]", "autotune"),
+    ("node7 (Worker_TP0 pid=1) INFO 03-02 04:11:08 [x.py:9] Available KV cache memory: 3.10 GiB", "kv_cache"),  # VLLM_LOGGING_PREFIX
+    ('{"timestamp": "x", "level": "INFO", "message": "Starting to load model /m..."}', "load"),
+    ("2026-11-29T23:44:38.123456+0000 gpu1 vllm[7]: (Worker pid=9) INFO 11-29 23:44:38 [g.py:1] Starting to load model /m...", "load"),
 ])
 def test_wordings_of_all_versions(line: str, phase: str) -> None:
     parser = Parser()
@@ -92,6 +108,33 @@ def test_other_ranks_and_later_compilations_do_not_go_back() -> None:
     before = phases(parser)
     assert parser.feed("(Worker_TP3 pid=1) INFO 03-02 04:11:08 [x.py:1] Model loading took 7.1 GiB memory and 3.5 seconds", 999) == []
     assert phases(parser) == before
+
+
+def test_graphs_that_are_captured_to_measure_them_are_no_capture_yet() -> None:
+    parser = Parser()
+    head = "(Worker_TP0 pid=447) INFO 08-14 14:07:20 [gpu_model_runner.py:6681] "
+    for at, said in enumerate(["Model loading took 7.1 GiB memory and 3.5 seconds", "Profiling CUDA graph memory: PIECEWISE=16 (largest=16)",
+                               "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  50%|x| 8/16 [x]", "Estimated CUDA graph memory: 0.36 GiB total",
+                               "Available KV cache memory: 6.87 GiB", "Capturing CUDA graphs (decode, FULL):  50%|x| 8/16 [x]"]):
+        parser.feed(head + said, float(at))
+    assert [(phase.phase, phase.began_s) for phase in parser.phases] == [("start", 0), ("load", 0), ("compile", 0), ("kv_cache", 4), ("capture", 5)]
+
+
+def test_another_rank_of_the_first_engine_that_has_loaded_does_not_end_loading() -> None:
+    parser = Parser()
+    parser.feed("Loading safetensors checkpoint shards:  93% Completed | 28/30 [x]", 1)
+    assert parser.feed("(VllmWorkerProcess pid=479247) INFO 10-28 11:14:51 model_runner.py:1067] Loading model weights took 65.7407 GB", 2) == []
+    parser.feed("INFO 10-28 11:14:53 model_runner.py:1067] Loading model weights took 65.7407 GB", 3)
+    assert phases(parser) == ["start", "load", "compile"] and parser.phases[1].ended_s == 3
+
+
+def test_much_progress_is_no_milestone() -> None:
+    parser = Parser()
+    parser.feed("(Worker pid=1) INFO 03-02 04:11:08 [x.py:1] Starting to load model /m...", 1)
+    for percent in range(1, 100):
+        [change] = parser.feed(f"model-00001-of-00004.safetensors:  {percent}%|#  | 1.05G/4.98G [x]", 2)
+        assert not change.milestone
+    assert parser.current.detail == "downloading model-00001-of-00004.safetensors: 99 %" and parser.current.done is None
 
 
 def test_lines_that_say_nothing_change_nothing() -> None:

@@ -8,7 +8,8 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -17,9 +18,11 @@ import pytest
 from ops.gpus.source import GpuReading, GpuSnapshot
 from ops.jobs.errors import Cancelled, OpsError, Timeout
 from ops.records import ServiceRecord
-from ops.services import health, launch, starting, state, warmup
+from ops.services import estimate, health, launch, run_log, starting, state, warmup
+from ops.services.log_follower import journal_time, shown
 from ops.services.milestones import Parser
 from ops.services.process import ProcessManager
+from ops.services.status import ServiceState, ServiceStatus
 from tests.ops.services.conftest import Job, wait_for
 
 Make = Callable[..., ServiceRecord]
@@ -45,6 +48,13 @@ CRASH = [
            "(EngineCore_DP0 pid=2) ERROR 11-29 15:46:34 [c.py:1] EngineCore failed to start.\n"
            "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n"],
 ]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real processes, but no pauses that only people or big servers need."""
+    monkeypatch.setattr(starting, "_LOOK_S", 0.1)
+    monkeypatch.setattr(warmup, "_LAST_WORDS_S", 0.2)
 
 
 class Gpus:
@@ -249,7 +259,7 @@ def test_a_service_that_dies_without_a_word_on_a_full_disk_is_said_so(make_recor
 
 
 def test_a_flood_of_log_is_cut_with_a_mark(make_record: Make, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warmup._LogFollower, "RATE", 100_000)  # bytes a second; the true one is ten times that
+    monkeypatch.setattr(warmup.LogFollower, "RATE", 100_000)  # bytes a second; the true one is ten times that
     flood = "x" * 1000 + "\n"
     record = make_record({"log": [[0.1, flood, 5000], *START], "serve": True})
     watched(job, record)
@@ -279,17 +289,17 @@ def test_estimates_come_from_warmups_with_the_same_cache_state() -> None:
     assert warmup.estimate_s(parser, 5, history) == pytest.approx(11 + 110 + 25 + 10), "the last one's state, as long as it is not known"
     parser.feed("(Worker pid=1) INFO 03-02 04:11:08 [x.py:1] Starting to load model /m...", 14)
     parser.feed("Loading safetensors checkpoint shards:  50% Completed | 2/4 [x]", 60)
-    assert warmup.estimate_s(parser, 64, history) == pytest.approx(64 + 55 + 25 + 10), "half of the shards: half of the usual time"
+    left = (46 + 55) / 2 - 4  # half of the shards after 46 s: what is left goes by this run's speed and the usual one in equal parts
+    assert warmup.estimate_s(parser, 64, history) == pytest.approx(64 + left + 25 + 10)
     parser.feed("(Worker pid=1) INFO 03-02 04:11:08 [x.py:1] Cache the graph of compile range (1, 8192) for later use", 120)
     assert warmup.estimate_s(parser, 130, history) == pytest.approx(130 + 190 + 10)
     assert warmup.estimate_s(parser, 130, history[1:]) is None, "no warmup with a cold cache is known"
 
 
-def test_a_watch_that_comes_late_takes_the_times_from_the_log(make_record: Make, job: Job) -> None:
+def test_a_watch_that_comes_late_takes_the_times_from_the_log(make_record: Make, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     record = make_record({"serve": True})
     starting.start(job.context, record)
     manager = ProcessManager(record)
-    status = manager.status()
     began = time.time() - 600
     lines = [(5, START[1][1]), (65, START[4][1]), (70, START[5][1]), (80, START[6][1]), (85, START[7][1]), (90, START[8][1])]
     log = manager.log_path()
@@ -299,10 +309,196 @@ def test_a_watch_that_comes_late_takes_the_times_from_the_log(make_record: Make,
             file.write(text.replace("11-29 15:46", time.strftime("%m-%d %H:%M", time.localtime(began + after))).replace(
                 text[text.index("15:46:") + 6 : text.index("15:46:") + 8] + " [", time.strftime("%S", time.localtime(began + after)) + " [", 1)
                 if "15:46:" in text else text)
-    watch = warmup._Watch(job.context, record, manager, status, Gpus(1.0), 300.0)
-    watch.wall_start, watch.zero, watch.late = began, time.monotonic() - 600, True
-    result = watch.run()
+    monkeypatch.setattr(warmup, "age_s", lambda status: 600.0)
+    result = warmup.watch(job.context, record, source=Gpus(1.0))
     took = {one["phase"]: one["took_s"] for one in result.phases}
     assert took["start"] == pytest.approx(5, abs=1.1) and took["load"] == pytest.approx(60, abs=1.1)
     assert result.total_s == pytest.approx(90, abs=6), "not the ten minutes until somebody looked"
     assert state.warmups(record) == [], "only what was seen from the beginning is remembered"
+
+
+# ---- a manager that starts a crashed service again ----
+
+
+class Restarting(ProcessManager):
+    """Starts a service that ended by itself again, as systemd does with Restart=always, `limit` times; its log is not the file of one run."""
+
+    def __init__(self, record: ServiceRecord, limit: int = 10) -> None:
+        super().__init__(record)
+        self.left, self.over = limit, threading.Event()
+        self.thread = threading.Thread(target=self._keep_it_running)
+
+    def _keep_it_running(self) -> None:
+        while not self.over.wait(0.05):
+            if super().status().state == ServiceState.FAILED and self.left:
+                self.over.wait(0.6)
+                super().start()
+                self.left -= 1
+
+    def status(self) -> ServiceStatus:
+        found = super().status()
+        return replace(found, restarting=found.state == ServiceState.FAILED and self.left > 0)
+
+    def log_path(self) -> None:  # type: ignore[override]
+        return None
+
+    def run_log(self) -> run_log.FileLog | None:
+        path = super().log_path()
+        return run_log.FileLog(path) if path else None
+
+
+Watched = Callable[..., warmup.WarmupResult]
+
+
+@pytest.fixture
+def restarted(make_record: Make, job: Job, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    managers: list[Restarting] = []
+
+    def watch(*runs: dict[str, Any], limit: int = 10) -> warmup.WarmupResult:
+        record = make_record({"runs": list(runs)})
+        managers.append(Restarting(record, limit))
+        monkeypatch.setattr(warmup, "manager_for", lambda record: managers[0])
+        launch.write(record)
+        managers[0].start()
+        managers[0].thread.start()
+        return warmup.watch(job.context, record, source=Gpus(50.0))
+
+    yield watch
+    for manager in managers:
+        manager.over.set()
+        manager.thread.join()
+
+
+OTHER = [*START[:2], [0.05, "(APIServer pid=1) OSError: [Errno 98] Address already in use\n"]]
+
+
+def test_a_crash_is_told_and_the_next_try_is_watched(restarted: Watched, job: Job) -> None:
+    result = restarted({"log": CRASH, "exit": 1}, {"log": START, "serve": True})
+    assert result.tries == 2
+    [trouble] = job.of("warmup.trouble")
+    assert (trouble["kind"], trouble["try"], trouble["diagnosis"]["rule"]) == ("crash", 1, "flashinfer-cubin")
+    assert "starts it again" in trouble["text"] and job.of("diagnosis") == []
+    told = [(one["try"], one["phase"], one["state"]) for one in job.of("warmup.phase")]
+    assert told.index((1, "load", "running")) < told.index((2, "start", "running")) < told.index((2, "healthy", "done"))
+    [done] = job.of("warmup.done")
+    assert done["try"] == 2 and done["total_s"] == pytest.approx(sum(one["took_s"] for one in done["phases"]), abs=0.01), "of this try alone"
+
+
+def test_the_second_crash_for_the_same_reason_is_a_crash_loop(restarted: Watched, job: Job) -> None:
+    with pytest.raises(warmup.ServiceCrashed, match="flashinfer-cubin version") as caught:
+        restarted({"log": CRASH, "exit": 1}, {"log": OTHER, "exit": 1}, {"log": [*CRASH[:2], [0, CRASH[2][1].replace("pid=3", "pid=77")]], "exit": 1})
+    assert "crash loop" in caught.value.why and caught.value.facts["loop"] and caught.value.facts["tries"] == 3
+    told = [(one["try"], one["diagnosis"]["rule"]) for one in job.of("warmup.trouble")]
+    assert told == [(1, "flashinfer-cubin"), (2, "port-in-use")], "another reason in between is told, and is no loop"
+    assert [one["rule"] for one in job.of("diagnosis")] == ["flashinfer-cubin"]
+
+
+def test_a_manager_that_gives_up_is_said_to(restarted: Watched, job: Job) -> None:
+    with pytest.raises(warmup.ServiceCrashed, match="Address already in use") as caught:
+        restarted({"log": CRASH, "exit": 1}, {"log": OTHER, "exit": 1}, limit=1)
+    assert "starts it no more" in caught.value.why and not caught.value.facts["loop"]
+
+
+# ---- an address that does not answer as vLLM does ----
+
+
+@pytest.mark.parametrize(("plan", "why"), [({"body": "<html>Welcome</html>"}, "Welcome"), ({"slow": 3}, "no answer within"),
+                                           ({"health": 503}, "503")])
+def test_a_health_endpoint_that_says_nothing_sensible_ends_the_watch(make_record: Make, job: Job, monkeypatch: pytest.MonkeyPatch,
+                                                                    plan: dict[str, Any], why: str) -> None:
+    monkeypatch.setattr(warmup, "_SILENT_LIMIT_S", 0.3)
+    monkeypatch.setattr(warmup._Watch, "HEALTH_S", 0.4)
+    with pytest.raises(OpsError, match=r"has started, but .*/health` gives no answer of a vLLM server") as caught:
+        watched(job, make_record({"log": START, "serve": True, **plan}))
+    assert caught.value.kind == "no_answer" and why in caught.value.why
+
+
+# ---- stalls ----
+
+
+def test_idle_gpus_and_busy_processors_are_told_and_watched_further(make_record: Make, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = make_record({"log": [*START[:2], [2.2, START[4][1]], *START[5:]], "serve": True})
+    starting.start(job.context, record)
+    monkeypatch.setattr(warmup._Watch, "STALL_LOOK_S", 0.1)
+    monkeypatch.setattr(warmup._Watch, "_other_work", lambda self: "processors")
+    warmup.watch(job.context, record, source=Gpus(0.0), stall_s=1.0)
+    [told] = job.of("warmup.trouble")
+    assert told["kind"] == "stall" and "GPUs are idle" in told["text"] and "watched further" in told["text"]
+
+
+def test_what_a_process_does_is_seen(make_record: Make, job: Job) -> None:
+    record = make_record({"hang": True})
+    manager = ProcessManager(record)
+    launch.write(record)
+    manager.start()
+    watch = warmup._Watch(job.context, record, manager, None, 1.0)
+    wait_for(lambda: watch._other_work() == "")  # once its interpreter has read what it needs
+    manager.pids = lambda: {os.getpid()}  # type: ignore[method-assign]
+    over = threading.Event()
+
+    def spin() -> None:
+        while not over.is_set():
+            pass
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        assert watch._other_work() == "processors"
+    finally:
+        over.set()
+        thread.join()
+
+
+# ---- clocks, and the journal's form ----
+
+
+def test_a_wall_clock_that_jumps_changes_no_duration(make_record: Make, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = make_record({"log": START, "serve": True})
+    starting.start(job.context, record)
+    wall, began = time.time, time.monotonic()
+    monkeypatch.setattr(warmup.time, "time", lambda: wall() + (86400 if time.monotonic() - began > 0.3 else -86400))
+    result = warmup.watch(job.context, record, source=Gpus(1.0))
+    assert 0 < result.total_s < 30 and all(one["took_s"] >= 0 for one in result.phases)
+
+
+ENTRY = "2026-11-29T23:44:38.250000+0100 gpu1 vllm[7]: (Worker pid=9) INFO 11-29 23:44:38 [g.py:1] Starting to load model /m..."
+
+
+def test_entries_of_the_journal_are_shown_without_their_head() -> None:
+    assert shown(ENTRY).startswith("(Worker pid=9) INFO")
+    assert shown("2026-11-29T23:44:38+0000 gpu1 systemd[1]: vllm.service: Main process exited") == "systemd: vllm.service: Main process exited"
+    assert shown("(Worker pid=9) x") == "(Worker pid=9) x"
+    assert journal_time(ENTRY) == 1795992278.25 and journal_time("plain") is None
+
+
+# ---- estimates ----
+
+
+def test_the_last_warmups_are_what_a_warmup_is_compared_with(make_record: Make, job: Job) -> None:
+    record = make_record({"log": START, "serve": True})
+    for total in (30.0, 50.0, 41.0):
+        state.add_warmup(record, {"at": 1.0, "release": "r", "total_s": total, "cache": "hit", "phases": {"start": 10.0, "load": total - 10}})
+    state.add_warmup(record, {"at": 1.0, "release": "r", "total_s": 400.0, "cache": "miss", "phases": {"start": 10.0, "load": 390.0}})
+    watched(job, record)
+    [done] = job.of("warmup.done")
+    assert done["compared"] == {"count": 3, "median_s": 41.0, "last_s": 41.0}, "those with a warm cache"
+    usual = {one["phase"]: one["usual_s"] for one in done["phases"]}
+    assert usual["load"] == 31.0 and usual["compile"] is None
+
+
+def test_a_release_that_never_started_here_is_likely_to_compile() -> None:
+    history = [{"release": release, "cache": cache, "phases": {}} for release, cache in (("a", "hit"), ("b", "miss"), ("b", "hit"), ("b", "hit"))]
+    assert estimate.expected_cache(history, "b") == "hit" and estimate.expected_cache(history, "c") == "miss"
+    assert estimate.expected_cache(history[:1], "c") == "hit" and estimate.expected_cache([], "c") == "unknown"
+
+
+def test_several_progress_bars_of_one_phase_count_together() -> None:
+    parser = Parser()
+    parser.feed("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE): 100%|x| 50/50 [x]", 10)
+    history = [{**known("unknown", start=10, capture=20), "bars": {"capture": 2}}]
+    parser.feed("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE): 100%|x| 50/50 [x]", 10)
+    assert estimate.estimate_s(parser, 20, history) == pytest.approx(20 + 0, abs=6)
+    parser.feed("Capturing CUDA graphs (decode, FULL):  50%|x| 25/50 [x]", 25)
+    assert (parser.current.bars, parser.current.done) == (2, 25)
+    left = (15 + 20 / 4) / 4  # three quarters in 15 s, usually 20 s in all
+    assert estimate.estimate_s(parser, 25, history) == pytest.approx(25 + left)
