@@ -22,12 +22,16 @@ TITLES = {
     "purge": "Purge leftovers of", "smoke": "Smoke tests", "integrity": "Integrity of", "practice-reset": "Reset practice box",
     "build": "Build a release for", "rollback": "Roll back", "remove-release": "Remove a release of", "guards-apply": "Apply guards of",
     "shelf-forget": "Forget patches of", "recipe": "Save a recipe of", "guards-set": "Set guards of", "adopt": "Read unit", "adopt-apply": "Adopt",
+    "start": "Start", "stop": "Stop", "switch": "Switch", "reset-failed": "Reset the failed state of", "leftovers": "Look for leftovers of",
+    "end-leftovers": "End leftovers of", "diagnose": "Diagnose", "settings-set": "Set launch settings of", "smoke-set": "Set the smoke suite of",
 }
 TYPE_WORDS = {
     "plan": "Plan", "redeploy": "Redeploy", "restart": "Restart", "warmup": "Warmup watch", "sweep": "Sweep", "purge": "Purge",
     "smoke": "Smoke tests", "integrity": "Integrity", "practice-reset": "Reset practice box", "build": "Build", "rollback": "Roll back",
     "remove-release": "Remove a release", "guards-apply": "Apply guards", "shelf-forget": "Forget patches", "recipe": "Recipe",
-    "guards-set": "Set guards", "adopt": "Read a unit", "adopt-apply": "Adopt",
+    "guards-set": "Set guards", "adopt": "Read a unit", "adopt-apply": "Adopt", "start": "Start", "stop": "Stop", "switch": "Switch",
+    "reset-failed": "Reset failed state", "leftovers": "Look for leftovers", "end-leftovers": "End leftovers", "diagnose": "Diagnosis",
+    "settings-set": "Launch settings", "smoke-set": "Smoke suite",
 }
 SERVING_STACK = ("vllm", "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "torch", "transformers")
 DONE_STATES = (JobState.SUCCEEDED, JobState.PARTIAL)
@@ -39,6 +43,8 @@ def title(job: Job) -> str:
     name = TITLES.get(job.type, job.type.capitalize())
     if job.type in ("adopt", "adopt-apply"):  # of a service that is not there yet
         return f"{name} {str(job.params.get('unit') or '').removesuffix('.service')[:80]}".strip()
+    if job.type == "switch" and job.service is not None:
+        return f"{name} {job.service.name} to {str(job.params.get('to') or '')[:63]}"
     return name if job.type == "practice-reset" or job.service is None else f"{name} {job.service.name}"
 
 
@@ -68,7 +74,7 @@ def result_line(job: Job) -> str:
         return f"{job.reason.rstrip('.')}{rolled}"
     if job.state == JobState.CANCELLED:
         return job.reason or "cancelled"
-    if told := _environment_line(job, result):
+    if told := _environment_line(job, result) or _control_line(job, result):
         return told
     if job.type == "redeploy":
         changed = [p for p in (result.get("plan") or {}).get("packages", []) if p.get("change") != "same"]
@@ -113,6 +119,50 @@ def _environment_line(job: Job, result: dict[str, Any]) -> str:
     if job.type == "recipe" and (recipe := result.get("recipe")):
         return str(recipe.get("name") or "saved")
     return ""
+
+
+def _control_line(job: Job, result: dict[str, Any]) -> str:
+    """The line of a job that controls a service, looks at it, or sets what it starts with; "" for others, and where its last step says it better."""
+    down = f", down {duration_words(job.downtime_s)}" if job.downtime_s is not None else ""
+    if job.type == "switch":
+        return f"on {str(job.params.get('to') or '')[:63]}{down}"
+    if job.type == "start" and (took := (result.get("warmup") or {}).get("total_s")) is not None:
+        return f"answers after {duration_words(took)}"
+    if job.type == "leftovers" and (left := result.get("leftovers")):
+        return leftovers_words(left)
+    if job.type == "diagnose" and (found := result.get("diagnosis")):
+        return diagnosis_words(found)
+    if job.type == "settings-set" and (settings := result.get("settings")):
+        return settings_words(settings)
+    if job.type == "smoke-set":
+        own, without = (len(job.params.get(name) or []) for name in ("tests", "without"))
+        return f"{own} own {'question' if own == 1 else 'questions'}" + (f", {without} built-in left out" if without else "")
+    return ""
+
+
+def leftovers_words(left: dict[str, Any]) -> str:
+    """What a look for leftovers came to, from the counts that `Job.result` keeps."""
+    counts = {name: left.get(name) or 0 for name in ("gpus", "own", "others", "ports", "shm", "ipc")}
+    words = [f"{counts[name]} {one if counts[name] == 1 else many}" for name, one, many in (
+        ("gpus", "GPU is not free", "GPUs are not free"),
+        ("own", "process that can be ended", "processes that can be ended"), ("others", "process of others", "processes of others"),
+        ("ports", "port", "ports"), ("shm", "file in shared memory", "files in shared memory"), ("ipc", "socket", "sockets")) if counts[name]]
+    return ", ".join(words) if words else "not wholly known" if left.get("problems") else "nothing is left over"
+
+
+def diagnosis_words(found: dict[str, Any]) -> str:
+    """A diagnosis in one line."""
+    if found.get("fault") is not True:
+        return {"serving": "no fault: it serves", "stopped": "no fault: it was stopped", "empty": "the log is empty"}.get(
+            str(found.get("state") or ""), "no fault found")
+    return str(found.get("diagnosis") or found.get("text") or "a fault was found")[:200]
+
+
+def settings_words(settings: dict[str, Any]) -> str:
+    """What was changed of a service's launch settings, from what `Job.result` keeps."""
+    env = settings.get("env") or 0
+    changed = [*(["flags"] if settings.get("flags") else []), *([f"{env} {'variable' if env == 1 else 'variables'}"] if env else [])]
+    return f"{' and '.join(changed)} changed, for the next start" if changed else "nothing was changed"
 
 
 def importance(package: dict[str, Any]) -> tuple[int, str]:
@@ -292,7 +342,9 @@ def _facts_during(job: Job, known: Usual, run: BenchmarkRun | None, live: dict[s
     elif any(s.downtime for s in steps):
         expected = "no estimate yet" if known.downtime_s is None else f"about {clock(known.downtime_s)} to come"
         cells.append(_cell("Service down", "not yet", small=expected, key="down"))
-    if job.type in ("redeploy", "restart", "rollback") and not undoing:
+    if job.type == "switch" and not undoing and job.service is not None:
+        cells.append(_cell("If it fails", f"Back to {job.service.name}", small="by itself"))
+    elif job.type in ("redeploy", "restart", "rollback") and not undoing:
         off = job.params.get("rollback", True) is False
         cells.append(_cell("If it fails", "Stays as it is" if off else "Back to the last good", small="rollback was turned off" if off
                            else "by itself"))

@@ -3,7 +3,8 @@
 `Job.result` gets, as the job goes on: `plan` (data of plan.made), `findings` (list, data of finding), `warmup` (`phases` as told, then `total_s`,
 `cache`), `smoke` (list, data of smoke.result), `diagnosis`, `purge`, `integrity`, `report` (data of those events), `run_ids` (list of text),
 `guards` (`results` as last checked, `applied` by the whole job), `recipe` (data of recipe), `adoption` (data of adoption, cut), `changed` (`since`,
-`words`: against the last good start). `Job.fingerprint` is the last one that the job said. Files put on the patch shelf become rows of their own
+`words`: against the last good start), `leftovers` (how many of each sort), `settings` (`flags`: they changed; `env`: how many variables did).
+`Job.fingerprint` is the last one that the job said. Files put on the patch shelf become rows of their own
 (`ShelvedPatch`).
 
 Events come in `seq` order and each only once: `recorder.py` sees to it.
@@ -29,6 +30,8 @@ from ops.jobs.events import FINAL_STATES, LOCKING_STATES, Event, EventType, JobS
 FINDINGS_KEPT = 500
 GUARDS_KEPT = 500
 WORDS_KEPT = 200
+TROUBLES_KEPT = 50
+SMOKE_TEXT = 4000  # characters of a question and an answer; the node cuts there, too
 DEBRIS_KEPT = 200
 DIFF_LENGTH = 256 * 1024  # characters; the node cuts there, too
 FINGERPRINT_BYTES = 1024 * 1024  # some hundred packages are under 50 KB
@@ -223,8 +226,35 @@ class JobProjection:
             self.result_dirty = True
 
     def _smoke(self, data: dict[str, Any], at: datetime) -> None:
+        data = {name: value[:SMOKE_TEXT] if isinstance(value, str) else value for name, value in data.items()}
         kept = self.job.result.setdefault("smoke", [])
         kept[:] = [*[known for known in kept if known.get("name") != data.get("name")], data][:100]
+        self.result_dirty = True
+
+    def _leftovers(self, data: dict[str, Any], at: datetime) -> None:
+        """Only how many: the event has them."""
+        processes = items(data.get("processes"), 10_000)
+        own = sum(1 for one in processes if one.get("own") is True)
+        self.job.result["leftovers"] = {
+            "service": text(data.get("service"), 63), "running": data.get("running") is True, "own": own, "others": len(processes) - own,
+            "problems": len(texts(data.get("problems"), 1000)),
+            **{kind: len(items(data.get(kind), 10_000)) for kind in ("gpus", "ports", "shm", "ipc")}}
+        self.result_dirty = True
+
+    def _settings_changed(self, data: dict[str, Any], at: datetime) -> None:
+        flags = data.get("flags")
+        self.job.result["settings"] = {"flags": isinstance(flags, dict) and flags.get("before") != flags.get("after"),
+                                       "env": len(items(data.get("env"), 10_000)), "applies": text(data.get("applies"), 200)}
+        self.result_dirty = True
+
+    def _warmup_trouble(self, data: dict[str, Any], at: datetime) -> None:
+        """A stall, or a crash after which the service's manager starts it again: then the phases begin anew."""
+        warmup = self.job.result.setdefault("warmup", {})
+        troubles = warmup.setdefault("troubles", [])
+        if len(troubles) < TROUBLES_KEPT:
+            troubles.append({"at": at.timestamp(), "kind": text(data.get("kind"), 20), "text": text(data.get("text"), 2000), "try": data.get("try")})
+        if data.get("kind") == "crash":
+            warmup["phases"] = []
         self.result_dirty = True
 
     def _warmup_phase(self, data: dict[str, Any], at: datetime) -> None:
@@ -405,11 +435,14 @@ _HANDLERS: dict[str, Callable[[JobProjection, dict[str, Any], datetime], None]] 
     EventType.DOWNTIME_ENDED: JobProjection._downtime_ended,
     EventType.WARMUP_PHASE: JobProjection._warmup_phase,
     EventType.WARMUP_DONE: JobProjection._warmup_done,
+    EventType.WARMUP_TROUBLE: JobProjection._warmup_trouble,
     EventType.SMOKE_RESULT: JobProjection._smoke,
     EventType.SWEEP_STARTED: JobProjection._sweep_started,
     EventType.LEVEL_STARTED: JobProjection._level_started,
     EventType.LEVEL_FINISHED: JobProjection._level_finished,
     EventType.SWEEP_FINISHED: JobProjection._sweep_finished,
+    EventType.LEFTOVERS: JobProjection._leftovers,
+    EventType.SETTINGS_CHANGED: JobProjection._settings_changed,
     EventType.DIAGNOSIS: _keeps("diagnosis"),
     EventType.INTEGRITY: JobProjection._integrity,
     EventType.SHELF_SAVED: JobProjection._shelf_saved,
