@@ -7,24 +7,30 @@ The last error of a log is mostly a wrapper ("Engine core initialization failed.
 3. Without a rule the generic search names the root: kernel lines, compiler output, C++ prints, then the first exception of the lowest
    process (worker before engine before API server) that is no wrapper, through exception chains.
 
-The text is read once, line by line, and only candidates are kept, so its size does not matter.
+4. Beside the log the kernel's lines of the same time may tell more: a GPU that fell off the bus, a process killed for memory.
+
+Size does not matter. A run's beginning is read line by line and only candidates are kept. While a server serves, and after a run's first
+`_READ_LINES` lines, whole blocks are only searched for the words that tell a death, a stop or a new start; the last lines before such a word are
+kept, and then read after all. Of a file with many runs only the last ones are read.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import tomllib
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ops.services import run_log
+from ops.services import log_files
 from ops.services.log_lines import LINE_LIMIT, LogLine, parse, unwrapped
 from ops.services.milestones import Parser
 
+_PARSER: Any = re._parser  # type: ignore[attr-defined]  # the standard library's reader of expressions: tells what a match must hold
 CONTEXT_LINES = 3
 # What a button beside an answer may start; "" where nothing here can help. The console decides what each means on the service's page.
 ACTIONS = frozenset({"", "plan", "restore", "rollback", "restart", "settings", "end-leftovers", "guards-apply", "reset-failed"})
@@ -89,17 +95,50 @@ def rules() -> tuple[Rule, ...]:
     return tuple(made)
 
 
+@lru_cache(maxsize=1024)
+def required_words(pattern: re.Pattern[str]) -> tuple[str, ...]:
+    """Words of which each match of the pattern holds at least one: looking for them is quicker than trying it. () if nothing is known."""
+    if pattern.flags & re.IGNORECASE:
+        return ()
+    return tuple(sorted(_required(_PARSER.parse(pattern.pattern)) or ()))
+
+
+def _required(parts: Any) -> frozenset[str] | None:
+    found: list[frozenset[str]] = []
+    run = ""
+    for operation, value in [*parts, (None, None)]:
+        if operation is _PARSER.LITERAL:
+            run += chr(value)
+            continue
+        if len(run) >= 3:
+            found.append(frozenset({run}))
+        run = ""
+        inner: frozenset[str] | None = None
+        if operation is _PARSER.SUBPATTERN and not value[1] & re.IGNORECASE:
+            inner = _required(value[3])
+        elif operation is _PARSER.MAX_REPEAT and value[0] >= 1:
+            inner = _required(value[2])
+        elif operation is _PARSER.BRANCH:
+            each = [_required(branch) for branch in value[1]]
+            inner = frozenset().union(*(one for one in each if one is not None)) if None not in each else None
+        if inner:
+            found.append(inner)
+    return max(found, key=lambda words: min(len(word) for word in words), default=None)
+
+
 # ---- what lines say, without rules ----
 
 # Alarming, and nothing: never evidence.
 _HARMLESS = re.compile(
     r"resource_tracker: There appear to be|Found ulimit of|nanobind: |Skipping tactic|leaked (?:function|type|instance|shared_memory|semaphore)"
     r"|FutureWarning|UserWarning: resource_tracker|DeprecationWarning|Skipping import of cpp extensions|Error calling init hook on unused backend"
-    r"|If this problem persists|Search for `cuda|consider passing CUDA_LAUNCH_BLOCKING"
+    r"|If this problem persists|Search for `cuda|consider passing CUDA_LAUNCH_BLOCKING|Ignoring incompatible \S+ package|Exception ignored in"
+    r"|Warning: WARNING: |^[\s|+-]*(?:Exception Group Traceback|ExceptionGroup:)|Cannot use FA version|does not exist or is not accessible"
 )
 # Generic sentences that hide a cause: never the answer while there is another.
 _WRAPPER = re.compile(
-    r"WorkerProc (?:failed to start|hit an exception|initialization failed)|Engine core initialization failed|EngineCore failed to start"
+    r"WorkerProc (?:failed to start|hit an exception|initialization failed)|Engine (?:core initialization|process) failed|EngineCore failed to start"
+    r"|Error raised in subprocess|Error executing method|failed to be inspected|Failed to import \S+ because of the following error"
     r"|EngineCore (?:hit an exception|encountered a fatal error|encountered an issue)|EngineDeadError|EngineGenerateError"
     r"|AsyncLLM output_handler failed"
     r"|Worker failed with error|died unexpectedly|exited unexpectedly|Frontend process failed|RuntimeError: cancelled|CalledProcessError"
@@ -110,10 +149,12 @@ _WRAPPER = re.compile(
 _DEATH = re.compile(
     r"Engine core initialization failed|EngineCore failed to start|EngineDeadError|EngineCore encountered a fatal error|WorkerProc failed to start"
     r"|died unexpectedly|exited unexpectedly|Main process exited, code=(?:exited, status=[1-9]|killed|dumped)|Failed with result '"
+    r"|error while attempting to bind on address|\bKilled$|\(core dumped\)|Segfault encountered|Control process exited, code=(?:exited, status=[1-9]|killed)"
     r"|\[exit code [1-9]|start operation timed out|terminate called after throwing|Segmentation fault"
 )
+_GONE = re.compile(r"died unexpectedly|exited unexpectedly")  # of all generic sentences the most telling
 _STOP = re.compile(
-    r"received signal=SIGTERM|\[shutdown\] API server: shutdown triggered|Shutting down FastAPI HTTP server|^INFO: +Shutting down$"
+    r"received signal=SIGTERM|\[shutdown\] API server: shutdown triggered|Shutting down FastAPI HTTP server|^(?:\^C)?INFO: +Shutting down$"
 )
 _SERVING = re.compile(r"Application startup complete")
 _BANNER = re.compile(r"vLLM (?:API )?server version |version \d+\.\d+\S*, serving model|[█▄▀] +version \d")
@@ -122,20 +163,41 @@ _ALIVE_WORK = re.compile(
     r"\d+%.*\d+/\d+|took |takes |Starting to load|Using cache|Dynamo|Capturing|Autotun|KV cache|Cache the graph|Directly load|Supported tasks"
 )
 
+# What systemd says about a unit and counts as a cause; its other lines only tell that something ended.
+_SYSTEMD = re.compile(
+    r"killed by the OOM killer|Failed at step|Failed to load environment|Unable to locate executable|operation timed out|status=2\d\d/|code=(?:killed|dumped)"
+)
+# Weights lie below the rules that name a cause, and above the exceptions that only follow from it.
 _GENERIC: list[tuple[int, str, re.Pattern[str]]] = [
-    (90, "kernel", re.compile(r"NVRM: Xid|Out of memory: Killed process|oom-kill:|segfault at|general protection fault")),
-    (88, "compiler", re.compile(
-        r"(?:^|\s)(?:nvcc|ptxas|ld|cc1plus)?\s?fatal\s*:|: fatal error: |: error: .*(?:not declared|expected|undefined reference|no member)"
-        r"|undefined reference to|: (?:command )?not found$|collect2: error"
+    (57, "kernel", re.compile(r"NVRM: Xid|Out of memory: Killed process|oom-kill:|segfault at|general protection fault|killed by the OOM killer|^Killed$")),
+    (56, "compiler", re.compile(
+        r"(?:^|\s)(?:nvcc|ptxas|ld|cc1plus)?\s?fatal\s*:|:\d+: (?:fatal )?error: |: fatal error: |: error: .*(?:not declared|expected|undefined reference|no member)"
+        r"|undefined reference to|^(?!.*\blspci\b).*: (?:command )?not found$|ld: cannot find -l|nvcc error\s*:|died due to signal \d|bad interpreter: "
     )),
-    (82, "native", re.compile(
-        r"^Failed: Cuda error|terminate called after throwing|what\(\):  |NCCL WARN .*(?:[Ee]rror|[Ff]ail)|Segmentation fault|Bus error"
-        r"|Assertion `.*' failed"
+    (55, "compiler", re.compile(r"collect2: error")),
+    (54, "native", re.compile(
+        r"^Failed: Cuda error|NCCL WARN .*(?:[Ee]rror|[Ff]ail|[Dd]uplicate)|Segmentation fault|[Bb]us error|Segfault encountered"
+        r"|Assertion `.*' failed|Fatal Python error|Watchdog caught"
     )),
-    (70, "arguments", re.compile(r"^(?:\S+: )?error: (?:unrecognized|argument|the following|ambiguous)|^\S+: error: ")),
+    (54, "arguments", re.compile(r"^(?:[\w./-]+(?: [\w-]+){0,2}: )?error: ")),
+    (53, "install", re.compile(r"requirements are unsatisfiable|ResolutionImpossible|No matching distribution found")),
+    (52, "systemd", re.compile(r"Failed at step|Failed to load environment|Unable to locate executable")),
+    (36, "import", re.compile(r"^Failed to import from vllm\.\S+ with ImportError")),
+    (33, "native", re.compile(r"^ *what\(\):  ")),
+    (32, "bind", re.compile(r"error while attempting to bind on address")),
+    (20, "native", re.compile(r"terminate called after throwing")),
 ]
+# A program of this name may belong to the service; the kernel names others too.
+_OURS = re.compile(r"(?i)vllm|python|ray|worker|engine|pt_main|cicc|ptxas|cudafe|cc1plus|nvcc|ninja|fatbin|nvlink|uvicorn|gunicorn")
+_KERNEL_NAME = re.compile(r"Killed process \d+ \(([^)]*)\)|Xid .*?: (?:13|31|43|45|68|69|109), .*?name=([^,]+)|oom-kill:.*task=([^,]+)")
+# Programs whose lines stand in a whole machine's journal beside the service's own.
+_OTHERS = re.compile(
+    r"(?:sshd|sudo|su|cron|CRON|dockerd|containerd|kubelet|NetworkManager|snapd|rsyslogd|dbus-daemon|chronyd|ntpd|dhclient|login|polkitd|multipathd"
+    r"|systemd-\S+|nginx|postgres|redis-server|prometheus|node_exporter|grafana|audit\w*|kernel-\S+|apt\S*|unattended-\S*)\Z"
+)
 _EXCEPTION = re.compile(r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (?P<message>.*))?\Z")
 _VALUE_ERROR = re.compile(r"^  (?:Value error|Assertion failed|Input should|Field required|Extra inputs)")
+_INDENTED = re.compile(r"\s+(?:what\(\):  |And because .*unsatisfiable)")  # deep in the line, and evidence all the same
 _DIRECT = "The above exception was the direct cause of the following exception"
 
 # A line without one of these holds no evidence. Tried first: a log of a million lines has few that pass.
@@ -143,17 +205,40 @@ _QUICK = re.compile(
     r"rror|xception|raceback|fatal|Started|Stopp|Starting|version|startup complete|Shutting down|shutdown|exited|died|Failed|NVRM|illed"
     r"|NCCL|No available|signal|\[exit code|not found|undefined|cannot open|Xid|segfault|terminate called|what\(\)|Assertion|PTX"
     r"|kernel image|imed out|too old|No such file|not supported|No valid|is not installed|gated|deserializ|Incomplete|above exception|ptxas"
-    r"|oom|memory|non-default args|mismatch|detected platform|File \"|Loading|Captur|Tuning|Dynamo|ache|took|takes"
+    r"|oom|memory|non-default args|mismatch|detected platform|File \"|Loading|Captur|Tuning|Dynamo|ache|took|takes|unsatisfiable|Resolution|matching dist"
+    r"|bad interpreter|cannot find|Unable to locate|Bus err|incompat|Watchdog|Segfault"
 )
 
-# While a server serves, its log may be endless and full of clients' mistakes, which count for nothing unless it dies. Only these words are looked
-# for then; the last lines are kept, and read in full when one of `_WAKES` comes.
-_WHILE_SERVING = re.compile(
-    r"died|exited|Dead|atal error|failed to start|Failed with|initialization failed|exit code|timed out\. Term|terminate called|Segmentation|segfault"
-    r"|Stopping|Started|Starting|version|SIGTERM|shutdown triggered|Shutting down|NVRM|oom|Killed|killed|startup complete|detected platform"
+# A server that was found while it served: its log begins somewhere in its life.
+_TRAFFIC = re.compile(r'"POST /\S+ HTTP/\d\.\d" 200\b|Avg prompt throughput: ')
+
+# A long log is not read in full. While a server serves it may be endless and full of clients' mistakes, which count for nothing unless it dies; a
+# start that writes more than this is mostly repetition. Then only these words are looked for, in whole blocks: each line that `_EVENT` knows
+# holds one of them. The last lines are kept, and read in full when one of `_WAKES` comes.
+_READ_LINES = 20_000  # of each run, from its beginning
+_WORDS = (
+    b"ngine core initialization failed", b"EngineCore failed to start", b"EngineDeadError", b"encountered a fatal error", b"WorkerProc failed to start",
+    b"unexpectedly", b"Main process exited", b"Failed with result '", b"[exit code ", b"start operation timed out", b"terminate called after",
+    b"Segmentation fault", b"NVRM: ", b"oom-kill", b"Killed process", b"killed by the OOM killer", b"segfault at", b"received signal=SIGTERM",
+    b"shutdown triggered", b"Shutting down", b"Started ", b"Starting ", b"Stopping ", b"startup complete", b"detected platform", b"server version",
+    b", serving model", b" version ", b"non-default args", b"attempting to bind", b"Segfault enc", b"core dumped)", b"Control process exited", b"Killed", b'"MESSAGE":[', b'"MESSAGE" : [', b"Timed out waiting for engine",
 )
-_WAKES = re.compile(_DEATH.pattern + r"|NVRM: |oom-kill|Killed process|killed by the OOM killer|segfault at")
-_KEPT_LINES, _KEPT_CHARACTERS = 5000, 4000
+_ANY_WORD = re.compile(b"|".join(re.escape(word) for word in _WORDS))
+_WAKES = re.compile(
+    _DEATH.pattern.replace("$", r"\s*$") + r"|NVRM: |oom-kill|Killed process|killed by the OOM killer|segfault at|Timed out waiting for engine")
+_EVENT = re.compile(
+    f"{_WAKES.pattern}|{_BANNER.pattern}|{_SERVING.pattern}|received signal=SIGTERM|shutdown triggered|Shutting down|detected platform"
+    r"|non-default args|systemd.*\b(?:Started|Starting|Stopping) "
+)
+# In a start that is too long to be read in full these are looked at too, with the lines after them, some times.
+_TROUBLE = (b"Traceback (most recent call last)", b"rror: ", b" ERROR ", b"fatal")
+_ANY_WORD_OR_TROUBLE = re.compile(b"|".join(re.escape(word) for word in _WORDS + _TROUBLE))
+_TROUBLES, _TROUBLE_LINES = 100, 100
+_WAKINGS = 8  # of one run: what dies oftener dies of the same
+_KEPT_LINES, _KEPT_BYTES = 5000, 1 << 20
+_DEATHS_KEPT = 200
+_STARTS_READ, _START_LINES = 500, 20  # after systemd says that something starts: so often, so many lines are read, to see whether it was the service
+_ECHO = frozenset({"logger.py", "request_logger.py"})  # files of vLLM that log what clients send
 
 
 @dataclass(slots=True)
@@ -169,6 +254,7 @@ class _Hit:
     what: str = ""  # of a generic hit: "exception", "compiler", ...
     context: list[tuple[int, str]] = field(default_factory=list)
     progress: int = 0  # milestones of the run before it
+    mild: bool = False  # no error by its own words: a warning, or a print outside of any traceback
 
 
 @dataclass(slots=True)
@@ -195,10 +281,15 @@ class _Run:
     nccl: bool = False
     loaded: bool = False
     banner: bool = False
-    pids: set[int] = field(default_factory=set)
-    lines: int = 0
+    pids: set[int] = field(default_factory=set)  # of main processes
+    idents: set[str] = field(default_factory=set)  # of the journal: the service's own
+    all_pids: set[int] = field(default_factory=set)
+    lines: int = 0  # read in full
     milestones: int = 0
-    awake: bool = False  # it served, and something happened since
+    read_until: int = _READ_LINES  # so many lines of it are read in full; what follows is only searched for words
+    wakings: int = 0
+    starts: int = 0
+    troubles: int = 0
     met: set[str] = field(default_factory=set)  # patterns of `needs` that a line matched
     parser: Parser = field(default_factory=Parser)
 
@@ -206,46 +297,114 @@ class _Run:
 class _Reader:
     """Reads lines, keeps runs."""
 
-    def __init__(self, known: Sequence[Rule]) -> None:
-        self.known = known
+    def __init__(self, known: Sequence[Rule], number: int = 0) -> None:
+        self.known = [(rule, required_words(rule.pattern)) for rule in known]
         self.needs = {rule.needs.pattern: rule.needs for rule in known if rule.needs is not None}
         self.ring: deque[tuple[int, str]] = deque(maxlen=CONTEXT_LINES + 1)
         self.waiting: list[tuple[int, _Hit]] = []  # hits that still want lines after them
-        self.runs: list[_Run] = [_Run(1)]
+        self.run = _Run(number + 1)
+        self.before: _Run | None = None  # the run before it
+        self.runs = 1
         self.blocks: dict[tuple[str, int | None], _Traceback] = {}
         self.chained: set[tuple[str, int | None]] = set()
-        self.number = 0
-        self.asleep: deque[tuple[int, str]] = deque(maxlen=_KEPT_LINES)
+        self.number = number
+        self.begins: int | None = None  # the line in which systemd said that something starts, until a program says something
+        self.unknown: set[str] = set()  # messages that no rule matches: logs repeat themselves
+        self.kept: deque[tuple[int, bytes]] = deque()  # blocks of lines that were not read, with the number of their first line
+        self.kept_bytes = 0
 
-    @property
-    def run(self) -> _Run:
-        return self.runs[-1]
-
-    def feed(self, raw: str) -> None:
-        self.number += 1
-        number = self.number
-        if raw.startswith("{"):
-            raw = unwrapped(raw[: 8 * LINE_LIMIT])  # a message with control characters is a list of numbers there: no word could be found in it
-        run = self.run
-        if run.serving is not None and not run.awake:
-            if _WHILE_SERVING.search(raw) is None:
-                self.asleep.append((number, raw if len(raw) < _KEPT_CHARACTERS else raw[:_KEPT_CHARACTERS]))
-                run.lines += 1
+    def feed(self, data: bytes) -> None:
+        """Whole lines, with their newlines (the last one of a text may lack it)."""
+        at, size = 0, len(data)
+        while at < size:
+            if self.run.lines >= self.run.read_until and (at := self._skip(data, at)) >= size:
                 return
-            if _WAKES.search(raw):
-                self._wake()
-        self._take(number, raw)
+            end = data.find(b"\n", at)
+            if end < 0:
+                end = size
+            self.number += 1
+            self._one(data[at : min(end, at + 8 * LINE_LIMIT)])
+            at = end + 1
 
-    def _wake(self) -> None:
-        """The server that served is in trouble: what it said before that is read after all."""
-        run, before = self.run, list(self.asleep)
-        self.asleep.clear()
-        run.awake = True
-        run.lines -= len(before)
-        for number, raw in before:
-            self._take(number, raw)
+    def end(self) -> None:
+        """The text is over. A start whose last lines were not read may have failed in them."""
+        run = self.run
+        if run.lines >= run.read_until and run.serving is None:
+            self._read_kept()
+
+    def _skip(self, data: bytes, at: int) -> int:
+        """Goes on to the next line that holds one of the words; the size of `data` if there is none."""
+        run = self.run
+        trouble = run.serving is None and run.troubles < _TROUBLES
+        if at == 0 and not any(word in data for word in _WORDS) and not (trouble and any(word in data for word in _TROUBLE)):
+            found = None  # the usual case, and quicker than the expression
+        else:
+            found = (_ANY_WORD_OR_TROUBLE if trouble else _ANY_WORD).search(data, at)
+        upto = len(data) if found is None else max(at, data.rfind(b"\n", at, found.start()) + 1)
+        if upto > at:
+            piece = data[at:upto]
+            self._keep_unread(piece)
+            self.number += piece.count(b"\n") + (0 if piece.endswith(b"\n") else 1)
+        return upto
+
+    def _keep_unread(self, piece: bytes) -> None:
+        self.kept.append((self.number + 1, piece))
+        self.kept_bytes += len(piece)
+        while len(self.kept) > 1 and self.kept_bytes - len(self.kept[0][1]) >= _KEPT_BYTES:
+            self.kept_bytes -= len(self.kept.popleft()[1])
+
+    def _one(self, line: bytes) -> None:
+        """One line, whose number `self.number` is."""
+        run, raw = self.run, line.decode(errors="replace")
+        if raw.startswith("{"):
+            raw = unwrapped(raw)  # a message with control characters is a list of numbers there: no word could be found in it
+        if run.lines >= run.read_until:
+            if _EVENT.search(raw) is None:
+                if run.serving is None and run.troubles < _TROUBLES and any(word in line for word in _TROUBLE):
+                    run.troubles += 1
+                    run.read_until = run.lines + _TROUBLE_LINES
+                else:
+                    self.number -= 1
+                    self._keep_unread(line + b"\n")
+                    self.number += 1
+                    return
+            elif _WAKES.search(raw):
+                if run.wakings >= _WAKINGS:
+                    return
+                run.wakings += 1
+                self._read_kept()
+                run.read_until = run.lines + _KEPT_LINES
+            elif run.starts < _STARTS_READ and "systemd" in raw:
+                run.starts += 1
+                run.read_until = run.lines + _START_LINES
+        self._take(self.number, raw)
+
+    def _read_kept(self) -> None:
+        """There is trouble: what was said just before it is read after all."""
+        before = [(first + index, line) for first, piece in self.kept for index, line in enumerate(piece.removesuffix(b"\n").split(b"\n"))]
+        self._forget_kept()
+        begins, self.begins = self.begins, None
+        for number, line in before[-_KEPT_LINES:]:
+            if begins is not None and number > begins:
+                begins, self.begins = None, begins
+            raw = line[: 8 * LINE_LIMIT].decode(errors="replace")
+            self._take(number, unwrapped(raw) if raw.startswith("{") else raw)
+        self.begins = self.begins or begins
+
+    def _forget_kept(self) -> None:
+        self.kept.clear()
+        self.kept_bytes = 0
+
+    def _new_run(self, number: int) -> None:
+        self.before, self.run = self.run, _Run(number, idents=set(self.run.idents))
+        self.runs += 1
+        self._forget_kept()
 
     def _take(self, number: int, raw: str) -> None:
+        if "\n" in raw:  # a message of several lines, which its wrapping made one
+            for part in raw.split("\n"):
+                self._take(number, part)
+            return
         self.ring.append((number, raw[:LINE_LIMIT]))
         self.run.lines += 1
         if self.waiting:
@@ -267,15 +426,27 @@ class _Reader:
         message = line.message
         if message.startswith(("  ", "\t")) and not _VALUE_ERROR.match(message):
             self._environment(message)  # a frame of a traceback, or compiler output's quotation: never the decisive line
+            self._needed(message)
+            if _INDENTED.match(message) is None:
+                return
+        if line.level == "INFO" and line.source in _ECHO:
+            return  # what a client sent, over as many lines as it had
+        if line.ident and self._foreign(line):
             return
         self._starts(line)
         run = self.run
+        if line.pid is not None and len(run.all_pids) < 4096:
+            run.all_pids.add(line.pid)
         if run.stop is None and (message.startswith("Stopping ") if line.ident == "systemd" else _STOP.search(message)):
             run.stop = line.number
         if _HARMLESS.search(message):
             return
         if _SERVING.search(message):
             run.serving = line.number
+            run.read_until = run.lines
+        elif run.serving is None and not run.deaths and _TRAFFIC.search(message):
+            run.serving = line.number
+            run.read_until = run.lines
         if "non-default args" in message or "Initializing a" in message:
             self._facts(message)
         if _STALL.search(message):
@@ -289,9 +460,13 @@ class _Reader:
         if "NCCL" in message or "nccl" in message:
             run.nccl = True
         self._environment(message)
-        if _DEATH.search(message):
+        if line.level == "INFO":
+            return  # news, and what clients sent: never the cause
+        if (named := _KERNEL_NAME.search(message)) is not None and not _OURS.search(next(filter(None, named.groups()), "")):
+            return  # another program's end
+        if _DEATH.search(message) and len(run.deaths) < _DEATHS_KEPT:
             run.deaths.append(self._hit(5, line, message, None, {}, "death"))
-        if line.ident == "systemd" and "killed by the OOM killer" not in message:
+        if line.ident == "systemd" and not _SYSTEMD.search(message):
             return
         matched = self._rules(line)
         self._traceback(line, matched)
@@ -300,28 +475,48 @@ class _Reader:
                 if pattern.search(message) and not _WRAPPER.search(message):
                     self._keep(self._hit(weight, line, message, None, {}, what))
                     break
+            else:
+                if _GONE.search(message):
+                    self._keep(self._hit(6, line, message, None, {}, "wrapper"))
 
     # ---- runs ----
 
     def _starts(self, line: LogLine) -> None:
         """A new run: systemd says so, or another server says its version after the last one ended or served."""
         message, run = line.message, self.run
-        if line.ident == "systemd" and message.startswith(("Started ", "Starting ")):
-            if run.lines > 1 and (run.pids or run.deaths or run.hits):
-                self.runs.append(_Run(line.number))
+        if line.ident == "systemd":
+            if message.startswith(("Started ", "Starting ")):
+                self.begins = self.begins or line.number
             return
+        if self.begins is not None and line.ident != "kernel":
+            # Of a whole machine's journal, other units start too: only a new process that speaks for the service begins a run.
+            began, self.begins = self.begins, None
+            if line.ident_pid not in run.pids and run.lines > 1 and (run.pids or run.deaths or run.hits):
+                self._new_run(began)
+                run = self.run
         pid = line.pid if line.rank == 1 else None
         over = bool(run.deaths) or run.serving is not None or run.stop is not None
         if pid is not None and pid not in run.pids:
             if run.pids and over and (_BANNER.search(message) or "Automatically detected platform" in message or "non-default args" in message):
-                self.runs.append(_Run(line.number))
+                self._new_run(line.number)
             self.run.pids.add(pid)
         elif pid is None and _BANNER.search(message):
             if run.banner and over:
-                self.runs.append(_Run(line.number))
+                self._new_run(line.number)
             self.run.banner = True
-        if line.ident_pid is not None and line.ident not in {"systemd", "kernel"}:
+        if line.ident_pid is not None and line.ident != "kernel":
             self.run.pids.add(line.ident_pid)
+            self.run.all_pids.add(line.ident_pid)
+
+    def _foreign(self, line: LogLine) -> bool:
+        """Whether another program wrote it: the journal of a whole machine holds them too."""
+        if line.ident in {"systemd", "kernel"} or line.ident in self.run.idents:
+            return False
+        if line.process or line.level or _BANNER.search(line.message) or not (self.run.idents or _OTHERS.match(line.ident)):
+            if line.process or line.level:
+                self.run.idents.add(line.ident)
+            return False
+        return self.begins is None or bool(_OTHERS.match(line.ident))
 
     def _facts(self, message: str) -> None:
         facts = self.run.facts
@@ -336,7 +531,9 @@ class _Reader:
     # ---- candidates ----
 
     def _hit(self, weight: int, line: LogLine, text: str, rule: Rule | None, groups: dict[str, str], what: str) -> _Hit:
-        hit = _Hit(weight, line.rank, line.number, text.strip(), rule, groups, what, list(self.ring), self.run.milestones)
+        mild = line.level in {"WARNING", "DEBUG"} or (
+            not line.level and line.ident not in {"systemd", "kernel"} and what != "exception" and (line.process, line.pid or line.ident_pid) not in self.blocks)
+        hit = _Hit(weight, line.rank, line.number, text.strip(), rule, groups, what, list(self.ring), self.run.milestones, mild)
         self.waiting.append((line.number + CONTEXT_LINES, hit))
         return hit
 
@@ -347,19 +544,37 @@ class _Reader:
             self.run.hits.append(hit)
 
     def _rules(self, line: LogLine) -> bool:
-        phase = self.run.parser.current.phase
+        if line.message.lstrip().startswith(("raise ", "File ", "assert ", "warnings.warn")):
+            return False  # source code quoted in a traceback
+        message, phase = line.message, self.run.parser.current.phase
+        if message in self.unknown:
+            return False
+        self._needed(message)
+        best: tuple[Rule, re.Match[str]] | None = None
+        matches = False
+        for rule, words in self.known:
+            if (words and not any(word in message for word in words)) or (found := rule.pattern.search(message)) is None:
+                continue
+            matches = True
+            if rule.phases and phase not in rule.phases:
+                continue
+            if rule.needs is not None:  # it may turn out not to hold: what else the line says counts too
+                self._keep(self._hit(rule.weight, line, line.message, rule, _groups(found), "rule"))
+            elif best is None or rule.weight > best[0].weight:
+                best = rule, found
+        if not matches and not self.needs:
+            if len(self.unknown) >= 4096:
+                self.unknown.clear()
+            self.unknown.add(message)
+        if best is None:
+            return False
+        self._keep(self._hit(best[0].weight, line, line.message, best[0], _groups(best[1]), "rule"))
+        return True
+
+    def _needed(self, message: str) -> None:
         for pattern, needed in self.needs.items():
-            if pattern not in self.run.met and needed.search(line.message):
+            if pattern not in self.run.met and needed.search(message):
                 self.run.met.add(pattern)
-        for rule in self.known:
-            if (found := rule.pattern.search(line.message)) is not None and (not rule.phases or phase in rule.phases):
-                if line.message.lstrip().startswith(("raise ", "File ", "assert ", "warnings.warn")):
-                    return False  # source code quoted in a traceback
-                groups = {key: value for key, value in found.groupdict().items() if value}
-                self._keep(self._hit(rule.weight, line, line.message, rule, groups, "rule"))
-                if rule.needs is None:
-                    return True  # else it may turn out not to hold, and what else the line says counts
-        return False
 
     def _traceback(self, line: LogLine, matched: bool) -> None:
         message = line.message
@@ -373,6 +588,8 @@ class _Reader:
             return
         block = self.blocks.get(key)
         if block is None:
+            if self.blocks and line.number % 1000 == 0:  # of processes that are gone
+                self.blocks = {one: block for one, block in self.blocks.items() if line.number - block.began < 5000}
             return
         if block.pending is not None:
             del self.blocks[key]
@@ -399,7 +616,9 @@ class _Reader:
     def _exception(self, line: LogLine, number: int, text: str, block: _Traceback) -> None:
         wrapper = bool(_WRAPPER.search(text))
         # A derived exception is less telling than what it was raised from; a wrapper only counts if there is nothing else.
-        weight = 4 if wrapper else 28 if block.chained else 34
+        weight = 4 if wrapper else 27 if ":" not in text else 28 if block.chained else 34
+        if text.startswith("AttributeError: '_OpNamespace'"):
+            weight = 15  # an operator is missing because an import failed before
         hit = self._hit(weight, line, text, None, {}, "wrapper" if wrapper else "exception")
         hit.line = number
         self._keep(hit)
@@ -408,36 +627,138 @@ class _Reader:
 # ---- the answer ----
 
 
-def diagnose(text: str, *, known: Sequence[Rule] | None = None) -> Diagnosis:
-    """What is wrong in this log. Any layout; an empty text is no fault. `known`: the rules to use, all by default."""
-    return diagnose_lines(text.split("\n") if not text.endswith("\n") else text[:-1].split("\n"), known=known) if text else _none(0, "empty")
+def diagnose(text: str, *, known: Sequence[Rule] | None = None, kernel: Iterable[str] = (), ended: bool = False) -> Diagnosis:
+    """What is wrong in this log. Any layout; an empty text is no fault. `known`: the rules to use, all by default. The rest: `diagnose_lines`."""
+    return _read([text.encode("utf-8", "replace")], known, kernel, ended)
 
 
-def diagnose_file(path: Path, *, known: Sequence[Rule] | None = None) -> Diagnosis:
-    """The same for a file, read in pieces: neither its size nor a line without an end matters. Raises OSError if it cannot be read."""
-    return diagnose_lines(run_log.lines(path, limit=4 * LINE_LIMIT), known=known)
+def diagnose_file(path: Path, *, known: Sequence[Rule] | None = None, kernel: Iterable[str] = (), ended: bool = False) -> Diagnosis:
+    """The same for a file of any size, also packed with gzip or in UTF-16: neither a line without an end nor broken bytes matter.
+
+    Raises OSError if it cannot be read.
+    """
+    kernel = list(kernel)
+    size = log_files.plain_size(path)
+    for window in _WINDOWS:
+        # Of a log with many runs the last two decide. They are whole if a third one, whole or not, is seen before them.
+        if size is None or size <= 3 * window:
+            break
+        if (found := _read_end(path, size - window, known, kernel, ended)) is not None:
+            return found
+    with path.open("rb") as file:
+        return _read(log_files.blocks(file), known, kernel, ended)
 
 
-def diagnose_lines(lines: Iterable[str], *, known: Sequence[Rule] | None = None) -> Diagnosis:
-    """The same for lines without their ends."""
+def diagnose_stream(source: log_files.Source, *, known: Sequence[Rule] | None = None, kernel: Iterable[str] = (), ended: bool = False) -> Diagnosis:
+    """The same for anything with a `read` of bytes (stdin, an upload). Raises OSError."""
+    return _read(log_files.blocks(source), known, kernel, ended)
+
+
+def diagnose_lines(
+    lines: Iterable[str], *, known: Sequence[Rule] | None = None, kernel: Iterable[str] = (), ended: bool = False,
+) -> Diagnosis:
+    """The same for lines without their ends.
+
+    `kernel`: lines of the kernel log of the run's time (kernel_log.read). They are asked when the log says that the run failed, and when `ended` says
+    that it ended unasked, whatever the log says. An answer from there has source "kernel", and no line of this log.
+    """
+    return _read(_blocks_of(lines), known, kernel, ended)
+
+
+_WINDOWS = (1 << 21, 1 << 24)  # bytes
+_STARTS = re.compile(rb"server version |, serving model|[\x80-\xff] +version \d|detected platform|systemd.*Start(?:ed|ing) ")
+
+
+def _blocks_of(lines: Iterable[str]) -> Iterator[bytes]:
+    """Lines as the reader wants them. A newline inside a line (nobody's log has one) is none."""
+    batch: list[str] = []
+    for line in lines:
+        batch.append(line.replace("\n", " ") if "\n" in line else line)
+        if len(batch) >= 256 or len(line) > LINE_LIMIT:
+            yield ("\n".join(batch) + "\n").encode("utf-8", "replace")
+            batch.clear()
+    if batch:
+        yield ("\n".join(batch) + "\n").encode("utf-8", "replace")
+
+
+def _read_end(path: Path, start: int, known: Sequence[Rule] | None, kernel: Iterable[str], ended: bool) -> Diagnosis | None:
+    """The answer, if what follows `start` holds the last two runs as a whole."""
+    with path.open("rb") as file:
+        file.seek(start)
+        file.readline()
+        begin = file.tell()
+        starts = 0
+        while (block := file.read(1 << 20)) and starts < 3:
+            starts += len(_STARTS.findall(block))
+        if starts < 3:
+            return None
+        reader = _Reader(rules() if known is None else known, log_files.count(path, begin))
+        file.seek(begin)
+        for block in log_files.blocks(file):
+            reader.feed(block)
+    return _answer(reader, kernel, ended) if reader.runs >= 3 else None
+
+
+def _read(blocks: Iterable[bytes], known: Sequence[Rule] | None, kernel: Iterable[str], ended: bool) -> Diagnosis:
     reader = _Reader(rules() if known is None else known)
-    for raw in lines:
-        reader.feed(raw)
-    runs = reader.runs
-    answer = _of_run(runs[-1], reader.number)
-    if answer.state == "starting" and len(runs) > 1:
+    for block in blocks:
+        reader.feed(block)
+    return _answer(reader, kernel, ended)
+
+
+def _answer(reader: _Reader, kernel: Iterable[str], ended: bool) -> Diagnosis:
+    reader.end()
+    run, before = reader.run, reader.before
+    answer, weight = _of_run(run, reader.number)
+    if answer.state == "starting" and before is not None:
         # A restart loop that is just starting again: the fault of the run before is still the fault, unless this one already came further.
-        before = _of_run(runs[-2], reader.number)
-        if before.fault and runs[-1].milestones <= runs[-2].milestones:
-            return before
+        earlier, its_weight = _of_run(before, reader.number)
+        if earlier.fault and run.milestones <= before.milestones:
+            run, answer, weight = before, earlier, its_weight
+    if answer.fault or (ended and answer.state != "stopped"):
+        return _of_kernel(kernel, reader, run, weight) or answer
     return answer
+
+
+# Xid codes that a program of its own causes, or that only tell the end of one: a companion of what the log says, not the cause.
+_PROGRAMS_XIDS = frozenset({13, 31, 43, 45, 68, 69})
+_XID = re.compile(r"NVRM: Xid \([^)]*\): (\d+)")
+_KILLED = re.compile(r"Killed process (?P<pid>\d+) \((?P<name>[^)]*)\)|(?P<name2>[^\s\[]+)\[(?P<pid2>\d+)\]: segfault at")
+
+
+def _of_kernel(kernel: Iterable[str], reader: _Reader, run: _Run, weight: int) -> Diagnosis | None:
+    """The kernel's own word, if it is more telling than what the log says (`weight`)."""
+    lines = [parse(raw, number) for number, raw in enumerate(kernel, start=1)]
+    best: tuple[int, LogLine, Rule | None, dict[str, str]] | None = None
+    for line in lines:
+        message = line.message
+        if not _GENERIC[0][2].search(message):
+            continue
+        if (victim := _KILLED.search(message)) is not None:
+            pid, name = victim["pid"] or victim["pid2"], victim["name"] or victim["name2"]
+            if int(pid) not in run.all_pids and not _OURS.search(name):
+                continue  # another program's misfortune
+        found = next(((rule, match) for rule, words in reader.known if (match := rule.pattern.search(message)) is not None), None)
+        value = found[0].weight if found is not None else _GENERIC[0][0]
+        if (xid := _XID.search(message)) is not None and int(xid[1]) in _PROGRAMS_XIDS:
+            value = min(value, 50)
+        if value > weight and (best is None or value > best[0]):
+            best = (value, line, *((found[0], {key: one for key, one in found[1].groupdict().items() if one}) if found is not None else (None, {})))
+    if best is None:
+        return None
+    value, line, rule, groups = best
+    hit = _Hit(value, 0, line.number, line.message.strip(), rule, groups, "kernel")
+    told = _told(hit, run, reader.number)
+    context = [{"number": one.number, "text": one.message[:2000]} for one in lines if abs(one.number - line.number) <= CONTEXT_LINES]
+    return replace(told, source="kernel", line=None, context=context)
 
 
 def _none(lines: int, state: str) -> Diagnosis:
     return Diagnosis(fault=False, lines=lines, state=state)
 
 
-def _of_run(run: _Run, lines: int) -> Diagnosis:
+def _of_run(run: _Run, lines: int) -> tuple[Diagnosis, int]:
+    """What is wrong with one run, and how much it weighs."""
     hits, deaths = [hit for hit in run.hits if hit.rule is None or hit.rule.needs is None or hit.rule.needs.pattern in run.met], run.deaths
     if run.stop is not None:
         # What follows a stop that was asked for is its noise; what came before it is not.
@@ -447,16 +768,34 @@ def _of_run(run: _Run, lines: int) -> Diagnosis:
         deaths = [hit for hit in deaths if hit.line > run.serving]
         hits = [hit for hit in hits if hit.line > run.serving]
         if not deaths:
-            return _none(lines, "stopped" if run.stop is not None else "serving")
+            return _none(lines, "stopped" if run.stop is not None else "serving"), 0
     if not deaths:
         # Nobody says that it ended: what was followed by more progress was overcome.
-        hits = [hit for hit in hits if hit.progress == run.milestones and hit.what != "wrapper"]
-    if len(run.stall) >= 4 and run.serving is None and not any(hit.weight >= 30 for hit in hits):
-        return _stalled(run, lines)
+        last = [hit for hit in hits if hit.progress == run.milestones and hit.what != "wrapper"]
+        hits = last + [hit for hit in hits if hit.mild and hit.rule is not None and hit.progress < run.milestones] if last else []
+    if len(run.stall) >= 4 and run.serving is None and not any(hit.weight >= 30 and "timed out" not in hit.text for hit in hits):
+        return _stalled(run, lines), 30
     if not hits and not deaths:
-        return _none(lines, "stopped" if run.stop is not None else "starting" if run.milestones or run.pids or run.banner else "empty")
-    best = min(hits or deaths, key=lambda hit: (-hit.weight, -hit.rank, hit.line))
-    return _told(best, run, lines)
+        return _none(lines, "stopped" if run.stop is not None else "starting" if run.milestones or run.pids or run.banner else "empty"), 0
+    best = min(hits or deaths, key=lambda hit: (-_weight(hit, run), -hit.rank, hit.line))
+    return _told(best, run, lines), round(_weight(best, run))
+
+
+_OVERCOME = 3  # milestones after a line, from which on it did not stop the start
+
+
+def _weight(hit: _Hit, run: _Run) -> float:
+    """A warning, or a print, after which the start went on, says less than what stands where it ended."""
+    if not hit.mild or run.milestones - hit.progress < _OVERCOME:
+        return hit.weight
+    return hit.weight / 2 if hit.rule is not None or hit.what == "import" else min(hit.weight, 19)
+
+
+def _groups(found: re.Match[str]) -> dict[str, str]:
+    groups = {key: value for key, value in found.groupdict().items() if value}
+    if "fit" in groups:
+        groups["fits"] = groups["fit"]
+    return groups
 
 
 def _told(hit: _Hit, run: _Run, lines: int) -> Diagnosis:
@@ -480,6 +819,13 @@ _GENERIC_WORDS = {
     "arguments": ("vLLM does not accept its command line.", "Correct the service's flags (vllm serve --help of this release lists them)"),
     "exception": ("No rule knows this fault. This is the first exception of the process that failed first; all that follows is its consequence.",
                   "Search for this message together with your vLLM version; the last good release can be started meanwhile"),
+    "install": ("Packages were to be installed before the start, and no set of versions satisfies all requirements.",
+                "Do not install in the unit's start; build a release beside, and put the index with the wanted build first"),
+    "systemd": ("The service manager could not start the program at all.",
+                "Correct the unit (ExecStart=, User=, WorkingDirectory=, EnvironmentFile=), or build the environment anew"),
+    "import": ("A compiled part of vLLM could not be imported; what follows is its consequence.",
+               "Build the release anew, without overriding torch"),
+    "bind": ("The server could not listen on its address.", "Free the port, or give the service another address or port"),
     "wrapper": ("The log holds only the message of a process that noticed the failure, not its cause.",
                 "Look above in the full log, and in the kernel log, for what ended the worker or the engine"),
     "death": ("The server ended, and its log names no cause.", "Look at the kernel log for an out-of-memory kill, a segfault or an Xid line"),
@@ -488,11 +834,11 @@ _GENERIC_WORDS = {
 
 def _stalled(run: _Run, lines: int) -> Diagnosis:
     first = run.stall[0]
-    if run.nccl and run.parser.current.phase == "start":
+    if run.nccl and run.parser.current.phase in {"start", "autotune"}:
         return Diagnosis(
             fault=True, line=first, text=run.stall_text, kind="nccl-p2p-hang", state="stalled", lines=lines, rule="stall", preflight=True,
             family="comms", action="settings", action_hint="NCCL_P2P_DISABLE=1 and --disable-custom-all-reduce",
-            diagnosis=f"All ranks stopped after NCCL connected, before any weight was loaded: transfers between GPUs over PCIe hang (IOMMU or ACS). "
+            diagnosis=f"All ranks stopped at their first transfers after NCCL connected: transfers between GPUs over PCIe hang (IOMMU or ACS). "
                       f"{len(run.stall)} such messages in a row, with nothing in between.",
             fix="Switch off IOMMU and ACS redirection in the BIOS or kernel (iommu=pt), or set NCCL_P2P_DISABLE=1 "
                 "and add --disable-custom-all-reduce",
@@ -512,4 +858,10 @@ def _filled(text: str, facts: dict[str, str]) -> str:
 
 
 def _context(hit: _Hit) -> list[dict[str, Any]]:
-    return [{"number": number, "text": parse(raw).message[:2000]} for number, raw in hit.context if abs(number - hit.line) <= CONTEXT_LINES]
+    near: dict[int, str] = {}
+    for number, raw in hit.context:
+        if abs(number - hit.line) <= CONTEXT_LINES:
+            near.setdefault(number, parse(raw).message[:2000])
+    if hit.line in near and hit.text not in near[hit.line]:
+        near[hit.line] = hit.text[:2000]  # one of several lines in one
+    return [{"number": number, "text": text} for number, text in near.items()]
