@@ -241,7 +241,7 @@ def leftovers(job: Job) -> dict[str, Any]:
     event = JobEvent.objects.filter(job=job, type=EventType.LEFTOVERS).order_by("-seq").first()
     said = told(event.data) if event else {}
     rows = [_process(one) for one in listed(said.get("processes"))[:200]]
-    ports = [{"port": whole(one.get("port")), "pid": whole(one.get("pid")), "command": text(one.get("command")), "own": one.get("own") is True}
+    ports = [{"port": whole(one.get("port")), "pid": whole(one.get("pid")), "command": text(one.get("command")), "strange": one.get("own") is False}
              for one in listed(said.get("ports"))]
     gpus = [{**{name: whole(one.get(name)) for name in ("index", "used_bytes", "allowed_bytes")}, "problem": text(one.get("problem"))}
             for one in listed(said.get("gpus"))]

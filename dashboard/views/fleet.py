@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 from redis.exceptions import RedisError
 
-from dashboard import from_a_node, job_story, redis_clients
+from dashboard import from_a_node, job_story, redis_clients, service_story
 from dashboard.forms import channels_for
 from dashboard.models import BenchmarkRun, Job, Node, Service
 from dashboard.templatetags.roundhouse import as_datetime
@@ -313,17 +313,19 @@ def _service_needs(service: Service, *, busy: bool) -> list[dict[str, Any]]:
             .prefetch_related("steps").first())
     failed = last is not None and last.state in (JobState.FAILED, JobState.INTERRUPTED)
     if service.state == "failed" and not busy:
+        here, why = service_story.now(service), service_story.newest_failure(service)
         detail = str((service.status or {}).get("detail") or "")
-        found.append({"order": 0, "level": "stop", "title": f"{service.name} is down", "text": detail
-                      or "Its process ended and nobody started it again.",
-                      "post": {"href": reverse("service_run", args=[service.node.name, service.name, "restart"]), "label": "Start it again…",
-                               "dialog": True},
+        said = why["title"] if why is not None and why["card"] is not None else ""
+        found.append({"order": 0, "level": "stop", "title": f"{service.name} crashes again and again: {here['restarts']} restarts" if here["loops"]
+                      else f"{service.name} is down", "text": said or detail or "Its process ended and nobody started it again.",
+                      "fix": why["card"].get("fix") if why is not None and why["card"] is not None else "",
+                      "post": None if here["loops"] else {
+                          "href": reverse("service_run", args=[service.node.name, service.name, "start"]), "label": "Start it again…"},
                       "links": [("What happened", job_href(last))] if failed and last else [("Open service", card["href"])]})
     elif service.state == "stopped" and not busy:
         found.append({"order": 1, "level": "warning", "title": f"{service.name} is stopped",
                       "text": "It answers no request until somebody starts it.",
-                      "post": {"href": reverse("service_run", args=[service.node.name, service.name, "restart"]), "label": "Start it…",
-                               "dialog": True},
+                      "post": {"href": reverse("service_run", args=[service.node.name, service.name, "start"]), "label": "Start it…"},
                       "links": [("Open service", card["href"])]})
     for pair in card["pairs"]:
         finding = pair["finding"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from django.core.paginator import Paginator
@@ -29,6 +30,9 @@ FILTERS = {
     "open": job_story.OPEN_STATES, "succeeded": (JobState.SUCCEEDED, JobState.PARTIAL), "failed": (JobState.FAILED, JobState.INTERRUPTED),
     "cancelled": (JobState.CANCELLED,),
 }
+ABOUT = {"stop": ("stop",), "gpus-free": ("gpus", "leftovers"), "leftovers": ("leftovers",), "end": ("gpus", "leftovers"), "report": ("switch",)}
+BACK = ("redeploy", "rollback", "restart", "start")  # failed, they may want the last good release
+READERS = ("plan", "integrity", "recipe", "shelf-forget", "leftovers", "diagnose", "settings-set", "smoke-set")  # they leave the service as it is
 FRAGMENTS = ("head", "notice", "facts", "steps", "panels")
 
 
@@ -90,6 +94,9 @@ def fragment(request: HttpRequest, number: int, name: str) -> HttpResponse:
 def job_context(found: Job, wanted: str = "") -> dict[str, Any]:
     """Everything that the page and its fragments show of a job."""
     known = job_story.earlier(found)
+    if found.type == "switch" and (other := Service.objects.filter(node=found.node, name=str(found.params.get("to"))[:63]).first()):
+        usual = environment_story.start_estimate(other)  # it is the other one that warms up
+        known = replace(known, phases=usual.phases, warmup_s=usual.warmup_s, warmups=usual.warmups)
     step = job_story.chosen_step(found, wanted)
     run = found.runs.select_related("service").prefetch_related("levels").order_by("-started_at").first()
     begun = JobEvent.objects.filter(job=found, type=EventType.LEVEL_STARTED).order_by("-seq").first() if run and run.state == "running" else None
@@ -104,14 +111,14 @@ def job_context(found: Job, wanted: str = "") -> dict[str, Any]:
         "panels": panels(found, step, known, run), "started": found.claimed_at or found.created_at, "seq": found.last_seq,
         "report": (found.result or {}).get("report"), "keeps_lock": keeps_lock(found),
         "holds_locks": JobLock.objects.filter(job=found).exists(), "way_back": way_back(found), "fingerprint": fingerprint_card(found),
-        "conflict": conflict_lines(found.error),
+        "conflict": conflict_lines(found.error), "touches": found.type not in READERS and not (found.type == "stop" and _is_down(found)),
         "unit_asked": adoption_story.asked(found) if found.type in ("adopt", "adopt-apply") and not found.node.practice else [],
     }
 
 
 def way_back(found: Job) -> dict[str, Any] | None:
     """The release that a failed job's service could go back to with one click: the last good one, where another one is live."""
-    if found.service is None or found.state not in (JobState.FAILED, JobState.INTERRUPTED) or found.type not in ("redeploy", "rollback", "restart"):
+    if found.service is None or found.state not in (JobState.FAILED, JobState.INTERRUPTED) or found.type not in BACK:
         return None
     return next((row for row in environment_story.releases(found.service) if row["last_good"] and row["can_switch"]), None)
 
@@ -153,6 +160,10 @@ def conflict_lines(error: Any) -> list[dict[str, Any]]:
 def keeps_lock(found: Job) -> bool:
     """Whether its failed rollback keeps the service from everybody until a person has started it again."""
     return found.is_final and found.rollback == "failed" and JobLock.objects.filter(job=found, held=True).exists()
+
+
+def _is_down(found: Job) -> bool:
+    return found.service is not None and found.service.state in ("stopped", "failed")
 
 
 def _down(found: Job) -> dict[str, Any]:
@@ -199,6 +210,11 @@ def panels(found: Job, step: JobStep | None, known: Any, run: BenchmarkRun | Non
     about_leftovers = found.type in ("leftovers", "end-leftovers", "stop") or step.name in ("gpus-free", "leftovers")
     if about_leftovers and (left := service_story.leftovers(found))["told"]:
         shown["leftovers"] = left
+    if step.name in ABOUT:
+        told_of_left = "leftovers" in shown  # its problems are told with it
+        shown["findings"] = [f for f in job_story.findings(found) if f.get("subject") in ABOUT[step.name]
+                             and not (told_of_left and f.get("subject") == "leftovers")]
+        shown["counted"], shown["parts"] = job_story.counted(shown["findings"]), job_story.by_part(shown["findings"])
     if found.type == "settings-set":
         shown["settings"] = service_story.settings_changed(found)
     if found.type == "diagnose" and not failed_here and (read := environment_story.told(result.get("diagnosis"))):
@@ -433,6 +449,25 @@ def cancel_words(found: Job) -> list[str]:
         words.append(f"{name} has not been touched and goes on serving. The unfinished release is removed.")
     elif found.type == "rollback":
         words.append(f"{name} has not been touched and goes on serving.")
+    elif found.type == "switch" and changed:
+        other = str(found.params.get("to") or "The other service")[:63]
+        words.append(f"{other} is ended if it was started, and {name} is started again, which takes one more warmup.")
+    elif found.type == "switch":
+        words.append("Neither service has been touched.")
+    elif found.type == "start" and "start" in begun:
+        words.append(f"What was started of {name} is ended, by force if it does not end soon: vLLM does not listen to being asked while it starts.")
+    elif found.type == "start":
+        words.append(f"Nothing of {name} has been started.")
+    elif found.type == "stop" and changed:
+        words.append(f"{name} was asked to end already, and that cannot be taken back: it may end at any moment.")
+    elif found.type == "stop":
+        words.append(f"{name} has not been asked to end, and goes on serving.")
+    elif found.type == "end-leftovers":
+        words.append("What was ended stays ended; the rest is left alone.")
+    elif found.type == "reset-failed":
+        words.append("systemd forgets the failed state in one step: it is done, or it is not. Nothing is started or stopped.")
+    elif found.type in ("settings-set", "smoke-set"):
+        words.append("It is stored in one step: it is as it was, or as it was asked for. What runs goes on as it is.")
     elif found.type == "remove-release":
         words.append("What is deleted already stays deleted, and what is left of the release goes with the next one. The live release stays.")
     elif found.type == "guards-apply":
@@ -447,7 +482,7 @@ def cancel_words(found: Job) -> list[str]:
         words.append(f"Finished levels are kept and marked as a cancelled run. {name} goes on serving.")
     elif found.type == "purge":
         words.append("What is deleted already stays deleted; the rest is left alone.")
-    elif found.type in ("plan", "integrity", "smoke", "warmup", "recipe", "adopt"):
+    elif found.type in ("plan", "integrity", "smoke", "warmup", "recipe", "adopt", "leftovers", "diagnose"):
         words.append("It only reads, so there is nothing to put back.")
     return words
 

@@ -35,6 +35,7 @@ def services(request: HttpRequest) -> HttpResponse:
     order = {"failed": 0, "stopped": 1, "unknown": 2, "starting": 3, "healthy": 4}
     cards = [service_card(s) for s in sorted(listed, key=lambda s: (order.get(s.state, 2), s.node.name, s.name))]
     for card in cards:
+        card["failure"], card["now"] = service_story.newest_failure(card["service"]), service_story.now(card["service"])
         run = BenchmarkRun.objects.filter(service=card["service"], state="done").prefetch_related("levels").first()
         levels = [lv for lv in run.levels.all() if lv.output_tok_s is not None] if run else []
         card["single"] = next((lv.output_tok_s for lv in levels if lv.concurrency == 1), None)
@@ -175,7 +176,8 @@ def _asked(request: HttpRequest, found: Service, card: dict[str, Any], action: s
 
 def _control(request: HttpRequest, found: Service, card: dict[str, Any], action: str) -> dict[str, Any]:
     """The words of a question about starting, stopping, switching and what is left over."""
-    down, unit, name = found.state in ("stopped", "failed"), service_story.unit(found), found.name
+    down = found.state in ("stopped", "failed") and not service_story.now(found)["loops"]  # in a loop something of it is there again and again
+    unit, name = service_story.unit(found), found.name
     asked: dict[str, Any] = {"control": True, "unit": unit, "launch": service_story.launch(found), "usual": service_story.usual_warmup(found),
                              "starting": found.state == "starting", "down": down}
     question, press = {

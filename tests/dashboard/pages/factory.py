@@ -618,10 +618,10 @@ class Story:
         self.step(job, "stop")
         self.step(job, "gpus-free", end=False)
         self.say(job, EventType.LEFTOVERS, **ran.LEFTOVERS)
-        self.finish_step(job, "gpus-free", outcome="failed", note="2 GPUs are not free after 60 s", took=60.0)
-        self.end(job, "failed", reason="2 GPUs are not free after 60 s", duration_s=69.0, error={
-            "kind": "gpus_busy", "what": "2 GPUs are not free after 60 s", "why": "pid 20661 (llm) holds 88.1 GiB of GPU 1",
-            "hint": "End what belonged to the service", "facts": {}})
+        self.say(job, EventType.FINDING, subject="gpus", level="warning", title="GPUs 1 and 2 still hold memory after 60 s",
+                 why="pid 20661 (llm) holds 88.1 GiB of GPU 1", fix="End what belonged to the service")
+        self.finish_step(job, "gpus-free", note="GPUs 1 and 2 still hold memory after 60 s", took=60.0)
+        self.end(job, "partial", duration_s=69.0, reason="Service `kimi-k25` is stopped, but not all of its GPUs are free")
         made["settings-set"] = job = self.job("settings-set", ago_s=600, steps=(("settings", "Launch settings", False),))
         self.step(job, "settings", end=False)
         self.say(job, EventType.SETTINGS_CHANGED, **ran.SETTINGS)
@@ -653,7 +653,7 @@ class Story:
             self.phase(job, name, "done")
         self.say(job, EventType.WARMUP_DONE, total_s=772.0, cache="hit", release=NEW, first_answer_s=0.4,
                  compared={"count": 4, "median_s": 660.0, "last_s": 668.0},
-                 phases=[{"phase": n, "title": t, "took_s": TOOK[n], "usual_s": TOOK[n] - 12} for n, t in PHASES])
+                 phases=[{"phase": n, "title": t, "took_s": TOOK[n], "usual_s": TOOK[n] * 0.86} for n, t in PHASES])
         self.finish_step(job, "warmup", note="healthy after 12:52 min", took=772.0)
         self.end(job, duration_s=780.0)
         made["again"] = job = self.job("start", ago_s=220, steps=steps)
@@ -827,5 +827,9 @@ def hostile() -> Story:
 
     story = environments()
     story.redeploy()
+    story.control_jobs()
+    Service.objects.filter(pk=story.the_service.pk).update(
+        state="failed", failures=ran.failures(), warmups=ran.warmups(), launch=ran.LAUNCH, unit={**ran.UNIT, "problem": "The unit is masked"},
+        record={**story.the_service.record, "manager": "systemd", "unit": "vllm-kimi.service"})
     spoil()
     return story

@@ -11,7 +11,8 @@ CANARY = ("</script></textarea></title>\"'><script>window.canary=1</script><img 
           "\u202e\x1b[31m{{7*7}}")
 _WORD = re.compile(r"[a-z0-9_.-]{0,24}\Z|[0-9a-f]{32,64}\Z|[0-9a-f-]{36}\Z")  # what code compares with: kinds, levels, states, hashes
 FIELDS: list[tuple[Any, list[str]]] = [
-    (Node, ["facts", "telemetry"]), (Service, ["record", "packages", "environment", "releases", "changed", "model", "status"]),
+    (Node, ["facts", "telemetry"]), (Service, ["record", "packages", "environment", "releases", "changed", "model", "status", "failures", "warmups",
+                                                           "unit", "launch"]),
     (Job, ["params", "result", "fingerprint", "error"]), (JobStep, ["summary", "note", "error"]), (JobEvent, ["data"]),
     (BenchmarkRun, ["fingerprint", "settings", "report"]), (Channel, ["record"]),
     (ShelvedPatch, ["path", "package", "version", "release", "diff", "debris", "note", "where"])]

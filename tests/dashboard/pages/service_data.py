@@ -61,12 +61,14 @@ def failures(*, now: float | None = None, action: str = "end-leftovers") -> list
 
 LEFTOVERS = {"service": "kimi-k25", "at": 1_772_430_000.0, "processes": [
     {"pid": 20661, "start_ticks": 88121, "started_at": 1_772_400_000.0, "user": "llm", "unit": "vllm-kimi.service", "command": "VLLM::Worker_TP1",
-     "gpus": [{"index": 1, "used_bytes": 94_600_000_000}], "own": True},
+     "gpus": [{"index": 1, "used_bytes": 94_600_000_000}], "own": True, "why": "it was one of its processes while it ran", "service": None},
     {"pid": 20662, "start_ticks": 88122, "started_at": 1_772_400_000.0, "user": "llm", "unit": "vllm-kimi.service", "command": "VLLM::Worker_TP2",
      "gpus": [{"index": 2, "used_bytes": 94_600_000_000}, {"index": 3, "used_bytes": None}], "own": True},
     {"pid": 41877, "start_ticks": 90211, "started_at": 1_772_420_000.0, "user": "anna", "unit": "user@1001.service",
      "command": "python3 -m notebook --port 8888", "gpus": [{"index": 7, "used_bytes": 966_000_000}], "own": False}],
-    "ports": [{"port": 8000, "pid": 20661, "command": "VLLM::Worker_TP1"}],
+    "gpus": [{"index": 1, "used_bytes": 94_600_000_000, "allowed_bytes": 67_108_864, "problem": None}], "running": False, "problems": [
+        "The processes of other users cannot be looked into: which of them has a file in `/dev/shm` open is not known"],
+    "ports": [{"port": 8000, "pid": 20661, "command": "VLLM::Worker_TP1", "own": True}],
     "shm": [{"path": f"/dev/shm/psm_{n:08x}", "size_bytes": 33_554_432} for n in range(3)],
     "ipc": [{"path": "/tmp/vllm_dist_8f2a", "what": "socket that nobody listens on"}]}
 NOTHING_LEFT = {"service": "kimi-k25", "at": 1_772_430_000.0, "processes": [], "ports": [], "shm": [], "ipc": []}
