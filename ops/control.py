@@ -257,7 +257,7 @@ def look_before_switch(context: Context) -> str:
         raise BadInput(f"Service `{to.name}` runs already", why="Nothing has to be switched", hint=f"Stop `{record.name}` if it is not needed")
     _nobody_changes(context, to)
     there.kept["leaving"] = record  # its port, its GPUs and their memory are free by then
-    found = preflight.host(there, to, None)
+    found = preflight.everything(there, to, releases.current(to))
     redeploy.tell_guards(there, must_hold=True)
     warnings = sum(1 for one in found if one["level"] == "warning")
     return f"{len(found)} checked for {to.name}" + (f", {warnings} warnings" if warnings else "")
@@ -306,22 +306,18 @@ def smoke_other(context: Context) -> str:
 def tell_switch(context: Context) -> str:
     """What answers now, and what would start with the machine: a switch changes what runs, not what its node starts at boot."""
     record, to = context.the_service, other(context).the_service
-    on = [one for one in (record, to) if one.manager == "systemd" and _starts_at_boot(one)]
-    if record in on or (to.manager == "systemd" and to not in on):
-        context.finding("switch", "note", f"After a restart of this machine {_named(on)} would be started by itself",
-                        why="A switch stops and starts; which units start at boot is the machine's owner's to say",
-                        fix="; ".join([*([f"systemctl disable {record.unit}"] if record in on else []),
-                                       *([f"systemctl enable {to.unit}"] if to.manager == "systemd" and to not in on else [])]))
+    orders = [*([f"systemctl disable {record.unit}"] if _starts_at_boot(record) else []),
+              *([f"systemctl enable {to.unit}"] if _starts_at_boot(to) is False else [])]
+    if orders:
+        context.finding("switch", "note", f"After a restart of this machine `{to.name}` would not run as it does now",
+                        why="A switch stops and starts; which units start at boot is for the machine's owner to say", fix="; ".join(orders))
     return f"{to.name} answers in place of {record.name}"
 
 
-def _named(services: list[ServiceRecord]) -> str:
-    return " and ".join(f"`{one.name}`" for one in services) or "neither"
-
-
-def _starts_at_boot(record: ServiceRecord) -> bool:
+def _starts_at_boot(record: ServiceRecord) -> bool | None:
+    """None where its manager starts nothing at boot, or does not say."""
     facts = getattr(manager_for(record), "facts", None)
-    return facts is not None and str((facts() or {}).get("enabled") or "").startswith("enabled")
+    return None if facts is None else facts().get("enabled")
 
 
 # ---- diagnosis ----

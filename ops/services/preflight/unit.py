@@ -1,0 +1,104 @@
+"""Looks at a systemd unit, without touching it: is it there, does it start the launcher, may this user control it, do its settings suit vLLM?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ops.jobs.errors import OpsError
+from ops.records import ServiceRecord
+from ops.services import launch, systemctl
+from ops.services.manager import manager_for
+from ops.services.preflight.looks import Looks
+from ops.services.systemd import SystemdManager
+
+_WAITING_TYPES = {"notify", "notify-reload", "forking", "dbus", "oneshot"}  # systemd waits for more than the process's existence
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLimits:
+    """What a unit limits, for other looks; None: no limit, or none that is known."""
+
+    memory_bytes: int | None = None  # MemoryMax=
+    start_s: float | None = None  # TimeoutStartSec=, where its type makes systemd wait
+
+
+def limits(record: ServiceRecord) -> UnitLimits:
+    """Empty for a service of the process manager, and where the unit cannot be read (`look` says that)."""
+    manager = manager_for(record)
+    if not isinstance(manager, SystemdManager):
+        return UnitLimits()
+    facts = manager.facts()
+    if facts["problem"]:
+        return UnitLimits()
+    try:
+        kind = manager.show(("Type",)).get("Type", "")
+    except OpsError:
+        kind = ""
+    return UnitLimits(facts.get("memory_max"), facts.get("start_limit_s") if kind in _WAITING_TYPES else None)
+
+
+def look(looks: Looks, record: ServiceRecord, plan: Mapping[str, Any] | None) -> None:
+    """`plan` is not None where another release is to be started than the one that runs: only the launcher can do that."""
+    manager = manager_for(record)
+    if not isinstance(manager, SystemdManager):
+        return
+    facts = manager.facts()
+    if facts["problem"]:
+        looks.add("stop", str(facts["problem"]), why="The service could not be started", fix=_fix(facts, record))
+        return
+    _launcher(looks, record, bool(facts["launcher_installed"]), plan)
+    if facts["needs_reload"]:
+        looks.add("warning", f"The files of unit `{record.unit}` have changed since systemd read them", why="What starts is what systemd read then",
+                  fix="An admin runs `systemctl daemon-reload`" if record.unit_scope == "system" else "Run `systemctl --user daemon-reload`")
+    _type(looks, record, manager)
+    for sentence in facts.get("notes") or []:
+        looks.add("note", str(sentence), fix="An admin changes the unit (`systemctl edit`)")
+    if why := manager.permission():
+        looks.add("stop", f"This user may not start and stop `{record.unit}`", why=why,
+                  fix="An admin installs the polkit rule of docs/systemd/50-roundhouse.rules with this unit in its list")
+    else:
+        looks.add("ok", f"The unit `{record.unit}` is there ({facts['state'] or 'in an unknown state'}); this user may control it as far as is known")
+
+
+def _launcher(looks: Looks, record: ServiceRecord, installed: bool, plan: Mapping[str, Any] | None) -> None:
+    path = launch.launch_path(record)
+    if installed:
+        looks.add("ok", f"The unit starts the launcher `{path}`")
+        return
+    command = f"python -m ops adopt --unit {record.unit} --apply --install" + (" --user" if record.unit_scope == "user" else "")
+    folder = "/etc/systemd/system" if record.unit_scope == "system" else "~/.config/systemd/user"
+    text = f"`{folder}/{record.unit}.d/50-roundhouse.conf` with [Service], ExecStart= (empty), ExecStart={systemd_word(str(path))}"
+    if plan is None:
+        looks.add("warning", f"The unit `{record.unit}` starts a command of its own, not the launcher",
+                  why="What runs is what its ExecStart= says: the release in use and the launch settings count only once the drop-in is installed",
+                  fix=f"An admin runs `{command}`, which writes {text}")
+    else:
+        looks.add("stop", f"The unit `{record.unit}` does not start the launcher: another release would not be used",
+                  why=f"Its ExecStart= is a command of its own. What is missing: {text}", fix=f"An admin runs once: `{command}`")
+
+
+def systemd_word(path: str) -> str:
+    """A path as ExecStart= takes it."""
+    escaped = path.replace("\\", "\\\\").replace("%", "%%").replace("$", "$$").replace('"', '\\"')
+    return f'"{escaped}"' if any(one in path for one in " \t\"'\\;") else escaped
+
+
+def _type(looks: Looks, record: ServiceRecord, manager: SystemdManager) -> None:
+    told = manager.show(("Type", "TimeoutStartUSec"))
+    kind = told.get("Type", "")
+    if kind in _WAITING_TYPES:
+        limit = systemctl.seconds(told.get("TimeoutStartUSec", ""))
+        looks.add("warning" if limit is None else "stop", f"The unit's Type={kind} makes systemd wait for something that vLLM never says",
+                  why="It stays in `activating`" + ("" if limit is None else f" and is ended after {limit:,.0f} s (TimeoutStartSec=)"),
+                  fix="An admin sets Type=exec in the unit")
+
+
+def _fix(facts: Mapping[str, Any], record: ServiceRecord) -> str:
+    problem = str(facts["problem"])
+    if "masked" in problem:
+        return f"`systemctl unmask {record.unit}`, if it may run at all"
+    if "no unit" in problem:
+        return f"Install the unit, or correct the service's record: `systemctl list-unit-files {record.unit}` shows whether systemd knows it"
+    return f"`systemctl status {record.unit}` tells more"
