@@ -25,9 +25,10 @@ def diagnosis_card(found: dict[str, Any], job: Job | None = None, service: Servi
     decisive = whole(found.get("line"))
     rows = [{**row, "decisive": decisive is not None and row.get("number") == decisive} for row in listed(found.get("context"))]
     if not rows and found.get("text"):
-        rows = [{"number": decisive, "text": found["text"], "decisive": True}]
+        rows = [{"number": decisive, "text": str(found["text"]), "decisive": True}]
     service = service or (job.service if job is not None else None)
-    return {**found, "rows": rows, "command": first_command(str(found.get("fix") or "")), "job": job,
+    said = {name: text(found.get(name)) for name in ("text", "diagnosis", "kind", "fix", "rule", "source")}
+    return {**found, **said, "rows": rows, "command": first_command(str(found.get("fix") or "")), "job": job,
             "help": help_for(found, service=service, job=job) if service is not None else None}
 
 

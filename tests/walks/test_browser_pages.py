@@ -54,6 +54,13 @@ def addresses(world: str, seeded: dict[str, Any]) -> dict[str, str]:
             found |= {"adopt-practice": "/nodes/practice/adopt/", "jobs": "/jobs/"}
             found |= {f"job-{kind}-{number}": f"/jobs/{number}/" for number, kind, *_ in seeded["jobs"]}
         return found
+    if world == "services":
+        service = "/services/practice/kimi-k25/"
+        found = {"fleet": "/", "services": "/services/", "service": service, "service-plain": "/services/practice/glm-5/"}
+        found |= {f"confirm-{action}": f"{service}run/{action}/" for action in ("start", "stop", "switch", "reset-failed")}
+        found |= {f"job-{kind}-{number}": f"/jobs/{number}/" for number, kind, *_ in seeded["jobs"] if kind != "redeploy"}
+        left = max(number for number, kind, *_ in seeded["jobs"] if kind == "leftovers")
+        return found | {"confirm-end-leftovers": f"{service}run/end-leftovers/?job={left}"}
     found |= {"service": "/services/practice/kimi-k25/", "node": "/nodes/practice/", "confirm-restart": "/services/practice/kimi-k25/run/restart/",
               "confirm-sweep": "/services/practice/kimi-k25/run/sweep/", "confirm-reset": "/services/practice/kimi-k25/run/practice-reset/",
               "not-found": "/jobs/99999/", "channel": "/settings/channels/practice/"}
@@ -110,7 +117,7 @@ LOOKS = {"light-wide-dark-narrow": (("light", 1440), ("dark", 390)), "dark-wide-
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("looks", ["light-wide-dark-narrow", pytest.param("dark-wide-light-narrow", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("world", ["empty", "empty_node", "full", "failing", "warming", "environments", "adopting"])
+@pytest.mark.parametrize("world", ["empty", "empty_node", "full", "failing", "warming", "environments", "adopting", "services"])
 def test_every_page_looks_right(console: BrowserConsole, browser: Browser, world: str, looks: str) -> None:
     seeded = console.seed(world)
     wrong: list[str] = []
