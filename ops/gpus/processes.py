@@ -140,10 +140,10 @@ def control_group(pid: int) -> str | None:
     except OSError:
         return None
     rows = [line.split(":", 2) for line in lines if line.count(":") >= 2]
-    for number, controllers, path in rows:
-        if controllers == "name=systemd" or (number == "0" and not controllers):  # version 1 and mixed; version 2
-            return path
-    return None
+    # version 2, then the hierarchy of its own that systemd has beside version 1: with both mounted either may be the one in use
+    paths = [path for number, controllers, path in rows if number == "0" and not controllers]
+    paths += [path for _, controllers, path in rows if controllers == "name=systemd"]
+    return next((path for path in paths if unit_in(path) is not None), paths[0] if paths else None)
 
 
 def unit_in(path: str) -> str | None:

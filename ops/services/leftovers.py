@@ -147,7 +147,7 @@ def _told(found: Iterable[tuple[int, int]], owned: set[int]) -> list[dict[str, A
 
 def _shared_memory(uid: int, problems: list[str]) -> list[dict[str, Any]]:
     """Files of the service's user in /dev/shm that no process has open or mapped, largest first."""
-    files: dict[tuple[int, int], tuple[str, int]] = {}
+    files: dict[tuple[int, int], tuple[str, int]] = {}  # (device, inode): (path, bytes)
     try:
         with os.scandir(SHM) as entries:
             for entry in entries:
@@ -164,13 +164,15 @@ def _shared_memory(uid: int, problems: list[str]) -> list[dict[str, Any]]:
         used, hidden = _in_use(uid)
         if hidden:
             problems.append(f"{hidden} processes of the service's user cannot be looked into: some of the shared memory may still be in use")
-        files = {key: told for key, told in files.items() if key not in used}
+        files = {key: told for key, told in files.items() if key not in used and told[0] not in used}
     return [{"path": path, "size_bytes": size} for path, size in sorted(files.values(), key=lambda one: (-one[1], one[0]))]
 
 
-def _in_use(uid: int) -> tuple[set[tuple[int, int]], int]:
-    """(device, inode) of each file below /dev/shm that some process has open or mapped; and how many processes of `uid` hide that."""
-    prefix, used, hidden = f"{SHM}/", set(), 0
+def _in_use(uid: int) -> tuple[set[tuple[int, int] | str], int]:
+    """(device, inode) of each file below /dev/shm that some process has open, and the path of each that one has mapped; and how many processes of
+    `uid` hide that."""
+    prefix, hidden = f"{SHM}/", 0
+    used: set[tuple[int, int] | str] = set()
     for process in processes.all_processes():
         folder = Path("/proc", str(process.pid))
         if process.state in "ZX":
@@ -195,19 +197,14 @@ def _owner(folder: Path) -> int | None:
         return None
 
 
-def _mapped(folder: Path, prefix: str) -> set[tuple[int, int]]:
-    """What it has mapped; the file itself may be closed by then."""
-    found = set()
+def _mapped(folder: Path, prefix: str) -> set[str]:
+    """What it has mapped; the file itself may be closed by then. By path: an overlay shows other inodes here than stat does."""
     try:
         with (folder / "maps").open(errors="replace") as lines:
-            for line in lines:
-                fields = line.split(maxsplit=5)
-                if len(fields) == 6 and fields[5].startswith(prefix):
-                    major, minor = (int(part, 16) for part in fields[3].split(":"))
-                    found.add((os.makedev(major, minor), int(fields[4])))
+            paths = [fields[5].rstrip("\n") for line in lines if prefix in line and len(fields := line.split(maxsplit=5)) == 6]
     except OSError:
         return set()
-    return found
+    return {path for path in paths if path.startswith(prefix)}
 
 
 def _temporary_folders(record: ServiceRecord, manager: Manager) -> list[Path]:

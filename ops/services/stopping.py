@@ -23,6 +23,7 @@ from ops.services.status import ServiceState
 TOLERANCE_BYTES = 64 * MIB  # a driver's own bookkeeping varies by some MiB between two idle moments
 STARTING_TIMEOUT_S = 10.0  # a server that is still starting ignores SIGTERM, and has no request to finish
 KILL_LIMIT_S = 15.0  # SIGKILL takes effect at once, but freeing some hundred GiB of pinned memory takes seconds
+WORKERS_S = 15.0  # a worker was seen to go on for 8 s after its main process
 EXPLAIN_AFTER_S = 1.0  # an idle server ends within 0.7 s
 _POLL_S = 0.1
 
@@ -49,11 +50,13 @@ def stop(context: Context, record: ServiceRecord, *, timeout_s: float | None = N
     context.log(f"SIGTERM to {'its processes' if main is None else f'process {main}'}; {len(seen)} processes belong to the service")
     manager.terminate()
     ownership.remember(record, status, manager.pids(), ending=True)  # what was started since the first look
-    left = _wait_until_gone(context, manager.pids, timeout_s, explain=lambda left: _why_still(record, main, seen, left))
+    left = _wait_until_gone(context, manager.pids, timeout_s, explain=lambda left: _why_still(record, main, seen, left),
+                            over=_Workers(main).had_their_time)
+    waited = time.monotonic() - began
     if not left:
-        return f"ended {time.monotonic() - began:.1f} s after SIGTERM"
+        return f"ended {waited:.1f} s after SIGTERM"
     ignored = main in left
-    context.log(f"After {timeout_s:g} s {len(left)} processes are left: {_named(left)}. SIGKILL")
+    context.log(f"After {waited:.1f} s {len(left)} processes are left: {_named(left)}. SIGKILL")
     manager.kill()
     still = _wait_until_gone(context, manager.pids, KILL_LIMIT_S, again=manager.kill)
     if still:
@@ -63,7 +66,21 @@ def stop(context: Context, record: ServiceRecord, *, timeout_s: float | None = N
             hint="Look at the kernel log for NVRM or Xid lines; if they stay, only a restart of the machine helps",
         )
     how = "the main process did not react to SIGTERM" if ignored else "the main process ended, others stayed"
-    return f"ended by SIGKILL after {timeout_s:g} s: {how} ({len(left)} processes)"
+    return f"ended by SIGKILL after {waited:.1f} s: {how} ({len(left)} processes)"
+
+
+class _Workers:
+    """Once the main process is gone, what is left gets WORKERS_S and no more: nothing asks it to end any more, and nothing collects it."""
+
+    def __init__(self, main: int | None) -> None:
+        self._main, self._gone_at = main, 0.0
+
+    def had_their_time(self, left: set[int]) -> bool:
+        if self._main is None or self._main in left:
+            self._gone_at = 0.0
+            return False
+        self._gone_at = self._gone_at or time.monotonic()
+        return time.monotonic() - self._gone_at > WORKERS_S
 
 
 def _stay_down(context: Context, record: ServiceRecord, manager: Manager) -> str:
@@ -92,13 +109,13 @@ def _why_still(record: ServiceRecord, main: int | None, seen: set[int], left: se
 
 
 def _wait_until_gone(context: Context, pids: Callable[[], set[int]], limit_s: float, *, again: Callable[[], None] | None = None,
-                     explain: Callable[[set[int]], str] | None = None) -> set[int]:
-    """What is left after at most `limit_s`. `again` is called at each look: a process may have forked between a look and a signal. What `explain`
-    says of those that are left after a second is told, each sentence once."""
+                     explain: Callable[[set[int]], str] | None = None, over: Callable[[set[int]], bool] | None = None) -> set[int]:
+    """What is left after at most `limit_s`, or once `over` holds of it. `again` is called at each look: a process may have forked between a look and
+    a signal. What `explain` says of those that are left after a second is told, each sentence once."""
     began = time.monotonic()
     end, count, told, said = began + limit_s, 0, 0.0, ""
     while left := pids():
-        if time.monotonic() > end:
+        if time.monotonic() > end or (over is not None and over(left)):
             return left
         count = max(count, len(left))
         if time.monotonic() - told > 1.0:

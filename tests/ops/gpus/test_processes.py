@@ -63,10 +63,12 @@ def test_marked_processes_are_found_across_sessions() -> None:
     ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/kimi.service/w\n",
      "/user.slice/user-1000.slice/user@1000.service/app.slice/kimi.service/w", "kimi.service"),
     ("12:cpu,cpuacct:/\n1:name=systemd:/system.slice/docker-1a.scope\n0::/\n", "/system.slice/docker-1a.scope", "docker-1a.scope"),
+    ("9:name=systemd:/\n8:pids:/\n0::/system.slice/kimi.service\n", "/system.slice/kimi.service", "kimi.service"),
     ("0::/\n", "/", None),
+    ("4:memory:/x.service\n", None, None),
     ("0::/init.scope\n", "/init.scope", "init.scope"),
 ])
-def test_the_unit_of_a_process_is_the_innermost_of_its_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, path: str,
+def test_the_unit_of_a_process_is_the_innermost_of_its_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, path: str | None,
                                                                      unit: str | None) -> None:
     (tmp_path / "5").mkdir()
     (tmp_path / "5" / "cgroup").write_text(text)

@@ -68,7 +68,7 @@ def test_a_server_that_is_still_starting_gets_less_time(make_record: Make, job: 
     monkeypatch.setattr(stopping, "STARTING_TIMEOUT_S", 0.3)
     record = make_record({"ignore_term": True, "log": [[0, "x\n"]], "hang": True})
     starting.start(job.context, record)
-    assert "ended by SIGKILL after 0.3 s" in stopping.stop(job.context, record)
+    assert "ended by SIGKILL after 0." in stopping.stop(job.context, record)
 
 
 def test_stopping_what_does_not_run_is_fine(make_record: Make, job: Job) -> None:
@@ -174,6 +174,13 @@ def test_a_worker_that_goes_on_after_the_main_process_is_told(make_record: Make,
     assert "others stayed" in stopping.stop(job.context, record, timeout_s=1.5)
     assert [text for data in job.of("step.log") if "The main process has ended, 1 of its workers go on" in (text := data["text"])]
     assert len([data for data in job.of("step.log") if "go on for now" in data["text"]]) == 1, "told once"
+
+
+def test_workers_get_little_time_once_the_main_process_is_gone(make_record: Make, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "WORKERS_S", 0.3)
+    record = make_record({"children": ["plain"], "serve": True})
+    running(job, record)
+    assert "the main process ended, others stayed" in stopping.stop(job.context, record, timeout_s=600)
 
 
 def test_clients_that_hold_a_stream_are_counted_when_only_the_main_process_is_left(make_record: Make) -> None:
