@@ -242,6 +242,9 @@ def _flags(flags: Sequence[str]) -> list[str]:
     for flag in flags:
         if not isinstance(flag, str) or not flag or NEVER_IN_TEXT.search(flag):
             raise BadInput(f"This is not a flag: {str(flag)[:80]!r}")
+    if flags and not flags[0].startswith("-"):
+        raise BadInput(f"`{flags[0][:80]}` is no flag", why="The model stands before the flags, and is not changed here",
+                       hint="Begin with a word like --port")
     for flag, shown in zip(flags, hide_in_command(flags), strict=True):
         if flag != shown:
             raise BadInput(f"The flag `{shown[:80]}` holds a secret", why="Flags are stored and shown, and every process list has them",

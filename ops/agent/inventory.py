@@ -1,5 +1,5 @@
 """What each service of the node has, beside its versions: all installed packages with what is wrong with them, the kept releases, what changed since
-the last good start, and what its model folder brings along.
+the last good start, what its model folder brings along, and its last failures and warmups.
 
 Every part is read in a thread of its own and only when a stamp (names and times; nothing is opened for it) says that it may have changed: an
 environment of 10 GB with 200 distributions is read once, not at every look. Whether its kernels fit the GPUs is asked of its own torch, in a
@@ -50,6 +50,7 @@ class Inventory:
         self._releases: dict[str, list[dict[str, Any]]] = {}
         self._changed: dict[str, dict[str, Any] | None] = {}
         self._models: dict[str, list[dict[str, Any]]] = {}
+        self._memory: dict[str, dict[str, list[dict[str, Any]] | None]] = {}
         self._kernels: dict[str, dict[str, Any]] = {}
         self._stamps: dict[tuple[str, str], Stamp] = {}  # (part, service)
         self._not_before: dict[tuple[str, str], float] = {}  # monotonic
@@ -57,12 +58,13 @@ class Inventory:
         self._lock = threading.Lock()
 
     def of(self, name: str) -> dict[str, Any]:
-        """`environment`, `releases`, `changed` and `model` of a service, as JSON. `environment` is null until it was read."""
+        """`environment`, `releases`, `changed`, `model`, `failures` and `warmups` of a service, as JSON. `environment`, `failures` and `warmups` are
+        null until they were read."""
         environment = self._environments.get(name)
         if environment is not None:
             environment = {**environment, "kernels": self._kernels.get(name)}
         return {"environment": environment, "releases": self._releases.get(name, []), "changed": self._changed.get(name),
-                "model": self._models.get(name, [])}
+                "model": self._models.get(name, []), **self._memory.get(name, {"failures": None, "warmups": None})}
 
     def checked(self, name: str, environment: Path, report: IntegrityReport) -> None:
         """Takes the result of an integrity check, so that a fingerprint needs no second one."""
@@ -101,6 +103,11 @@ class Inventory:
             return  # without the GPUs everything would look as if the driver had gone
         for record in self._records():
             self._look(record, "changed", partial(self._changes_stamp, snapshot=snapshot), partial(self._read_changes, snapshot=snapshot))
+
+    def read_memory(self) -> None:
+        """One look at what the node remembers of all services (`state.json`)."""
+        for record in self._records():
+            self._look(record, "memory", memory_stamp, self._read_memory)
 
     # ---- parts ----
 
@@ -151,6 +158,14 @@ class Inventory:
             self._kernels[record.name] = {"torch": None, "cuda": None, "architectures": [], "covered": {}, "missing": [], "findings": [],
                                           "problem": said[:TEXT_MAX]}
 
+    def _read_memory(self, record: ServiceRecord) -> None:
+        from ops.services import failures, state
+
+        known = state.read(record)
+        warmups = known.get("warmups")
+        self._memory[record.name] = {"failures": failures.kept(known),
+                                     "warmups": [one for one in warmups if isinstance(one, dict)] if isinstance(warmups, list) else []}
+
     def _changes_stamp(self, record: ServiceRecord, snapshot: GpuSnapshot) -> Stamp:
         report = self._reports.get(record.name)
         gpus = [(gpu.index, gpu.name, gpu.total_bytes, gpu.power_limit_w) for gpu in snapshot.gpus]
@@ -170,7 +185,7 @@ class Inventory:
 
     def _forget_gone(self) -> None:
         names = {record.name for record in self._records()}
-        for kept in (self._environments, self._releases, self._changed, self._models, self._kernels, self._reports):
+        for kept in (self._environments, self._releases, self._changed, self._models, self._kernels, self._reports, self._memory):
             for name in set(kept) - names:
                 kept.pop(name, None)
         for stamps in (self._stamps, self._not_before):
@@ -287,6 +302,12 @@ def model_stamp(record: ServiceRecord) -> Stamp:
     except OSError as error:
         return (str(folder), type(error).__name__, record.flags)
     return (str(folder), files, record.flags, int(time.time() // MODEL_EVERY_S))
+
+
+def memory_stamp(record: ServiceRecord) -> Stamp:
+    """Changes with every write of what the node remembers of the service."""
+    found = (record.folder / "state.json").stat()
+    return (found.st_mtime_ns, found.st_ino, found.st_size)
 
 
 def kernels_stamp(record: ServiceRecord, capabilities: list[str]) -> Stamp:

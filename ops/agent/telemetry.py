@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ops.agent.config import NodeConfig, NodePaths
 from ops.agent.inventory import Inventory
@@ -25,6 +25,11 @@ from ops.gpus.source import GpuSnapshot
 from ops.jobs import redact
 from ops.jobs.errors import BadInput, OpsError
 from ops.records import ServiceRecord
+from ops.services import failures
+
+if TYPE_CHECKING:
+    from ops.services.manager import Manager
+    from ops.services.status import ServiceStatus
 
 log = logging.getLogger("roundhouse.telemetry")
 
@@ -33,6 +38,8 @@ OLD_S = 6.0  # a reading older than this is not shown as the present
 INTEGRITY_EVERY_S = 30 * 60.0  # hashing every file of an environment costs a processor second a gigabyte
 MODELS_EVERY_S = 10.0
 PACKAGES_EVERY_S = 2.0  # a look at folders' times; the packages are read only when these changed
+UNIT_EVERY_S = 15.0  # facts of a unit that did not change its state meanwhile
+REMEMBER_EVERY_S = 15.0  # pids of a service whose processes did not change meanwhile
 
 
 @dataclass
@@ -80,6 +87,9 @@ class Telemetry:
         self._gpus, self._disk = Slot(), Slot()
         self._services: dict[str, Slot] = {}  # ServiceStatus.as_dict()
         self._pids: dict[str, set[int]] = {}
+        self._units: dict[str, dict[str, Any]] = {}
+        self._due: dict[tuple[str, str], tuple[Any, float]] = {}  # (what, service) -> (what it depends on, when it was last done, monotonic)
+        self._settings_key: str | None = None
         self._packages: dict[str, dict[str, Any]] = {}
         self._patched: dict[str, dict[str, Any]] = {}
         self._integrity_of: dict[str, tuple[Any, float]] = {}  # service -> (stamp of its environment, monotonic time) of the last check
@@ -92,8 +102,10 @@ class Telemetry:
         self._asked: set[str] = set()
         self._lock = threading.Lock()
         self.inventory = Inventory(lambda: records(self.paths), self._gpus.fresh)
+        self.failures = failures.Watch()
 
     def start(self) -> Telemetry:
+        self.failures.start()
         Loop("gpus", self._read_gpus, 1.0, self._stop)
         Loop("services", self._read_services, 1.0, self._stop)
         Loop("packages", self._read_packages, PACKAGES_EVERY_S, self._stop)
@@ -102,10 +114,12 @@ class Telemetry:
         Loop("models", self.inventory.read_models, MODELS_EVERY_S, self._stop)
         Loop("kernels", self.inventory.read_kernels, PACKAGES_EVERY_S, self._stop)
         Loop("changes", self.inventory.read_changes, PACKAGES_EVERY_S, self._stop)
+        Loop("memory", self.inventory.read_memory, 1.0, self._stop)
         return self
 
     def stop(self) -> None:
         self._stop.set()
+        self.failures.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def sample(self) -> dict[str, Any]:
@@ -127,22 +141,56 @@ class Telemetry:
         return self._packages_read and (self._gpus.at is not None or self._problem is not None)
 
     def announcement(self) -> dict[str, Any]:
-        """What the node has, as JSON. `packages` of a service is null until they were read, `environment` too (`Inventory.of`)."""
+        """What the node has, as JSON. What of a service was not read yet is null (`packages`, and see `Inventory.of`), or not there (`unit`)."""
         snapshot: GpuSnapshot | None = self._gpus.fresh()
         facts = {
             "driver": snapshot.driver if snapshot else None, "cuda": snapshot.cuda if snapshot else None,
             "gpus": [{"index": gpu.index, "name": gpu.name, "total_bytes": gpu.total_bytes} for gpu in snapshot.gpus] if snapshot else [],
             "kernel": platform.release(), "python": platform.python_version(), "roundhouse": version(),
-            "problem": snapshot.problem if snapshot else self._problem,
+            "problem": snapshot.problem if snapshot else self._problem, "settings_key": self._sealing_key(),
         }
         services = []
         for record in records(self.paths):
             packages = self._packages.get(record.name)
             told = {**packages, "patched": self._patched.get(record.name)} if packages else None
             # Secrets stay here: a job's order brings the record back as it was announced, and the runner takes the whole one from services.d.
-            services.append({"record": redact.hide_in_record(record.as_dict()), "packages": told, **self.inventory.of(record.name)})
+            shown = redact.hide_in_record(record.as_dict())
+            found = self.inventory.of(record.name)
+            if found["failures"] is not None:
+                found["failures"] = failures.merged(found["failures"], self.failures.unsaved(record.name))
+            if record.manager != "systemd" or record.name in self._units:
+                found["unit"] = self._units.get(record.name)
+            services.append({"record": shown, "packages": told, **found, "launch": self._launch(record, shown)})
         return {"node": self.config.name, "at": time.time(), "practice": self.config.practice, "facts": facts, "services": services,
                 "channels": self._channels}
+
+    def _launch(self, record: ServiceRecord, shown: dict[str, Any]) -> dict[str, Any]:
+        """What the next start will be given; `shown` is the record with its secrets hidden."""
+        from ops import launch_settings
+
+        return {"mark": launch_settings.mark(record), "flags": shown["flags"], "env": shown["env"], "env_files": record.env_files,
+                "secret_names": sorted(name for name, value in shown["env"].items() if value == redact.HIDDEN),
+                "pending": self.failures.is_pending(record)}
+
+    def _sealing_key(self) -> str | None:
+        """The public half of the node's key for secret settings; None if it cannot be made or read (a full disk), which is told once."""
+        from ops import sealed
+
+        if self._settings_key is None:
+            try:
+                self._settings_key = sealed.public_key(self.paths)
+            except OpsError as error:
+                if self._is_due("settings key", "", error.what, 600.0):
+                    log.error("launch settings cannot be set from the console: %s", error)
+        return self._settings_key
+
+    def _is_due(self, what: str, service: str, depends_on: Any, every_s: float) -> bool:
+        """Whether something is to be done again: what it depends on is new, or it is long ago."""
+        known, at = self._due.get((what, service), (None, -1e9))
+        if known == depends_on and time.monotonic() - at < every_s:
+            return False
+        self._due[what, service] = (depends_on, time.monotonic())
+        return True
 
     def _read_gpus(self) -> None:
         from ops.gpus.open_source import open_source
@@ -172,6 +220,7 @@ class Telemetry:
         from ops.services.status import ServiceState, ServiceStatus
 
         try:
+            manager = None
             try:
                 manager = manager_for(record)
                 status = manager.status()
@@ -180,11 +229,27 @@ class Telemetry:
                 status, pids = ServiceStatus(state=ServiceState.UNKNOWN, detail=error.what), set()
             self._services.setdefault(record.name, Slot()).put(status.as_dict())
             self._pids[record.name] = pids
+            if manager is not None:
+                self._read_more(record, manager, status, pids)
         except Exception:  # an executor would swallow it
             log.exception("the status of service `%s` cannot be read", record.name)
         finally:
             with self._lock:
                 self._asked.discard(record.name)
+
+    def _read_more(self, record: ServiceRecord, manager: Manager, status: ServiceStatus, pids: set[int]) -> None:
+        """What follows from a service's state: ends that nobody asked for, its processes to be known again later, facts of its unit."""
+        from ops.services import ownership
+        from ops.services.systemd import SystemdManager
+
+        self.failures.look(record, status, manager)
+        if pids and self._is_due("pids", record.name, frozenset(pids), REMEMBER_EVERY_S):
+            ownership.remember(record, status, pids)
+        if isinstance(manager, SystemdManager):
+            if self._is_due("unit", record.name, (record.unit, status.state, status.invocation, status.restarts), UNIT_EVERY_S):
+                self._units[record.name] = manager.facts()
+        else:
+            self._units.pop(record.name, None)
 
     def _read_packages(self) -> None:
         if self.config.practice:

@@ -164,6 +164,7 @@ def test_flags_alone_leave_the_variables(told_settings: Service, operator: User,
     ({"env": {"": "1"}}, "not a variable"), ({"env": {"ROUNDHOUSE_STATE": "/x"}}, "not a variable"), ({"env": {"A": "a\0b"}}, "hold"),
     ({"flags": ["--api-key", "x1y2z3"]}, "holds a secret"),
     ({"flags": [f"--hf-token={SECRET}"]}, "holds a secret"), ({"flags": ["a\0"]}, "not a flag"), ({"flags": [7]}, "not a flag"),
+    ({"flags": ["serve"]}, "no flag"),
     ({"flags": ["--a", "--b"], "env": {"A": "x" * 300_000}}, "longer")])
 def test_settings_that_cannot_be_are_refused(told_settings: Service, operator: User, more: dict[str, Any], match: str) -> None:
     with pytest.raises(BadInput, match=match) as caught:

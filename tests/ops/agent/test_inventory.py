@@ -53,7 +53,7 @@ def save(node: FakeNode, record: ServiceRecord, **more: Any) -> ServiceRecord:
 
 
 def test_nothing_is_told_before_it_was_read(looks: Inventory) -> None:
-    assert looks.of("a") == {"environment": None, "releases": [], "changed": None, "model": []}
+    assert looks.of("a") == {"environment": None, "releases": [], "changed": None, "model": [], "failures": None, "warmups": None}
 
 
 def test_an_environment_is_told_with_all_its_packages_and_what_is_wrong(looks: Inventory, record: ServiceRecord) -> None:
@@ -195,7 +195,7 @@ def test_a_service_that_is_gone_is_forgotten(node: FakeNode, looks: Inventory) -
     looks.read_environments()
     (node.paths.announced / "a.json").unlink()
     looks.read_environments()
-    assert looks.of("a") == {"environment": None, "releases": [], "changed": None, "model": []}
+    assert looks.of("a") == {"environment": None, "releases": [], "changed": None, "model": [], "failures": None, "warmups": None}
 
 
 def good_start(record: ServiceRecord, looks: Inventory) -> None:

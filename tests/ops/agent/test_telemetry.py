@@ -4,25 +4,29 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ops import launch_settings, sealed
 from ops.agent import telemetry
 from ops.agent.config import NodeConfig
 from ops.agent.telemetry import Telemetry
 from ops.gpus import open_source
 from ops.gpus.source import GpuReading, GpuSnapshot
+from ops.jobs import redact
 from ops.records import ServiceRecord
-from ops.services import manager
+from ops.services import manager, state
 from ops.services.status import ServiceStatus
+from ops.services.systemd import SystemdManager
 from tests.fakes.node import FakeNode, until
 from tests.ops.agent.conftest import distribution
 
 SNAPSHOT = GpuSnapshot(gpus=[GpuReading(index=0, uuid="GPU-0", name="Fake", total_bytes=1 << 30, used_bytes=1 << 20)], driver="1", cuda="2")
 
 
-LOOPS = {"gpus", "services", "packages", "integrity", "environments", "models", "kernels", "changes"}
+LOOPS = {"gpus", "services", "packages", "integrity", "environments", "models", "kernels", "changes", "memory", "failures"}
 
 
 class Source:
@@ -39,13 +43,26 @@ class Source:
 class Manager:
     def __init__(self) -> None:
         self.hangs = threading.Event()
+        self.now = ServiceStatus(state="healthy", pid=1)
 
     def status(self) -> ServiceStatus:
         until(lambda: not self.hangs.is_set(), 30)
-        return ServiceStatus(state="healthy", pid=1)
+        return self.now
 
     def pids(self) -> set[int]:
         return {1}
+
+
+class Unit(Manager, SystemdManager):
+    """Counts how often its unit is asked."""
+
+    def __init__(self, asked: list[str]) -> None:
+        Manager.__init__(self)
+        self.asked = asked
+
+    def facts(self) -> dict[str, Any]:
+        self.asked.append(self.now.state)
+        return {"name": "vllm.service", "state": self.now.state}
 
 
 @pytest.fixture
@@ -114,6 +131,45 @@ def test_an_announcement_has_the_whole_environment_the_releases_and_the_model_fo
     assert told["environment"]["distributions"][0]["size_bytes"] > 0
     assert [release["name"] for release in told["releases"]] == ["20260101-000000-0.16.0"]
     assert told["changed"] is None and isinstance(told["model"], list)
+
+
+def test_an_announcement_has_launch_settings_without_secrets_and_the_key_to_seal_others(node: FakeNode, running: Telemetry) -> None:
+    path = node.paths.announced / "a.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {
+        "flags": ["--api-key", "s3cret-1"], "env": {"HF_TOKEN": "s3cret-2", "VLLM_USE_V1": "1"}, "env_files": ["-/etc/default/vllm"]}))
+    said = until(lambda: (one := running.announcement())["services"][0]["launch"]["env_files"] and one, 10)
+    launch = said["services"][0]["launch"]
+    assert launch["env"] == {"HF_TOKEN": redact.HIDDEN, "VLLM_USE_V1": "1"} and launch["flags"] == ["--api-key", redact.HIDDEN]
+    assert (launch["secret_names"], launch["pending"], launch["env_files"]) == (["HF_TOKEN"], None, ["-/etc/default/vllm"])
+    assert launch["mark"] == launch_settings.mark(telemetry.records(node.paths)[0])
+    assert sealed.unseal(node.paths, sealed.seal(said["facts"]["settings_key"], "x")) == "x"
+    assert "s3cret" not in json.dumps(said)
+
+
+def test_an_announcement_has_the_last_failures_and_warmups(running: Telemetry, record: ServiceRecord, fakes: tuple[Source, Manager],
+                                                           tmp_path: Path) -> None:
+    assert until(lambda: running.announcement()["services"][0]["warmups"] == [], 10)
+    state.add_warmup(record, {"at": 1.0, "release": "r", "total_s": 5.0, "cache": "hit", "phases": {"load": 4.0}})
+    log = tmp_path / "log"
+    log.write_text("Traceback (most recent call last):\nValueError: no weights\n")
+    fakes[1].now = ServiceStatus(state="failed", invocation="1f", exit_code=0, restarts=None, detail="It ended", log_where=str(log))
+    told = until(lambda: (one := running.announcement()["services"][0])["failures"] and one["failures"][0]["diagnosis"] and one, 30)
+    assert told["failures"][0]["diagnosis"]["text"] == "ValueError: no weights" and told["failures"][0]["exit_code"] == 0
+    assert [one["total_s"] for one in told["warmups"]] == [5.0] and told["unit"] is None
+
+
+def test_facts_of_a_unit_are_asked_for_when_its_state_changes_and_not_at_each_look(
+        node: FakeNode, running: Telemetry, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    unit = Unit(asked)
+    path = node.paths.announced / "a.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"manager": "systemd", "unit": "vllm.service"}))
+    monkeypatch.setattr(manager, "manager_for", lambda record: unit)
+    until(lambda: running.announcement()["services"][0].get("unit") == {"name": "vllm.service", "state": "healthy"}, 10)
+    unit.now = ServiceStatus(state="stopped", invocation="1f", restarts=0)
+    until(lambda: running.announcement()["services"][0]["unit"]["state"] == "stopped", 10)
+    time.sleep(1.2)
+    assert asked == ["healthy", "stopped"]
 
 
 def test_packages_are_read_again_only_when_the_environment_changed(
