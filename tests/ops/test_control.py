@@ -43,7 +43,7 @@ def given(job: Job, short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     """A job on a node whose GPUs are free, with a preflight that finds nothing: that has tests of its own."""
     job.context.paths = NodePaths(short_path / "node").make()
     job.context.config = replace(job.context.config, service_roots=[str(short_path)], model_roots=[str(short_path)])
-    monkeypatch.setattr(preflight, "host", lambda context, record, plan: [])
+    monkeypatch.setattr(preflight, "everything", lambda *arguments: [])
     monkeypatch.setattr(stopping, "stop", partial(stopping.stop, timeout_s=1.0))
     gpus_are(monkeypatch, Readings([gpu(0, 0), gpu(1, 0)]))
     return job
