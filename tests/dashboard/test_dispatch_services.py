@@ -13,10 +13,11 @@ from django.contrib.auth.models import User
 from dashboard import dispatch
 from dashboard.models import AuditEntry, Job, Node, Service
 from dashboard.recorder import record
-from ops import sealed
-from ops.agent.config import NodePaths
+from ops import launch_settings, sealed
+from ops.agent.config import NodeConfig, NodePaths
 from ops.jobs.errors import BadInput, Busy, OpsError
 from ops.jobs.events import EventType
+from ops.jobs.pipeline import Context
 from ops.jobs.redact import HIDDEN
 from ops.records import ServiceRecord
 from tests.dashboard.conftest import Speaker, new_job
@@ -153,6 +154,32 @@ def test_a_value_is_sealed_for_its_node_and_stands_nowhere_in_the_console(
     assert SECRET not in json.dumps([job.params, job.envelope, *AuditEntry.objects.values_list("data", flat=True)])
     assert SECRET.encode() not in b"".join(redis_client.lrange("node.practice", 0, -1))
     assert job.type == "settings-set" and [lock.lock for lock in job.locks.all()] == ["service:kimi-k25"]
+
+
+def test_what_a_person_types_is_what_the_node_starts_with_and_what_it_says_names_no_secret(
+        told_settings: Service, operator: User, paths: NodePaths, redis_client: redis.Redis) -> None:
+    own = ServiceRecord.from_dict({**told_settings.record, "root": str(paths.services / "kimi-k25"), "flags": ["--api-key", "old-secret-1"],
+                                   "env": {"HF_TOKEN": "old-secret-2", "OLD": "1"}})
+    paths.announced.mkdir()
+    own.folder.mkdir(parents=True)
+    path = paths.announced / "kimi-k25.json"
+    path.write_text(json.dumps(own.as_dict()))
+    told_settings.launch = {**told_settings.launch, "mark": launch_settings.mark(own)}
+    job = dispatch.start_settings_set(service=told_settings, user=operator, before=launch_settings.mark(own), env={
+        "HF_TOKEN": HIDDEN, "OLD": None, "WANDB_API_KEY": SECRET, "EMPTY": ""}, flags=["--api-key", HIDDEN, "--seed", "7"])
+    said: list[tuple[str, dict[str, Any]]] = []
+    context = Context(job=str(job.pk), params=job.params, paths=paths, config=NodeConfig(name="practice", service_roots=[str(paths.services)]),
+                      folder=paths.root, emit=lambda type, data: said.append((type, data)), service=own)
+    assert launch_settings.set_settings(context) == "flags and 3 variables changed, at the next start"
+    now = ServiceRecord.from_dict(json.loads(path.read_text()))
+    assert now.flags == ["--api-key", "old-secret-1", "--seed", "7"]
+    assert now.env == {"HF_TOKEN": "old-secret-2", "WANDB_API_KEY": SECRET, "EMPTY": ""}
+    node = Speaker(job)
+    record([node.claimed(type="settings-set", fence={}, locks=[], params=job.params), *(node.event(type, **data) for type, data in said),
+            node.finished()])
+    kept = Job.objects.get(pk=job.pk)
+    assert kept.result["settings"] == {"flags": True, "env": 3, "applies": "at the next start"}
+    assert not any(secret in json.dumps([said, kept.params, kept.result]) for secret in ("old-secret", SECRET))
 
 
 def test_flags_alone_leave_the_variables(told_settings: Service, operator: User, redis_client: redis.Redis) -> None:
