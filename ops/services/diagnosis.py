@@ -16,7 +16,6 @@ kept, and then read after all. Of a file with many runs only the last ones are r
 
 from __future__ import annotations
 
-import io
 import re
 import tomllib
 from collections import deque
@@ -29,8 +28,8 @@ from typing import Any
 from ops.services import log_files
 from ops.services.log_lines import LINE_LIMIT, LogLine, parse, unwrapped
 from ops.services.milestones import Parser
+from ops.services.quick_patterns import Finder, Quick
 
-_PARSER: Any = re._parser  # type: ignore[attr-defined]  # the standard library's reader of expressions: tells what a match must hold
 CONTEXT_LINES = 3
 # What a button beside an answer may start; "" where nothing here can help. The console decides what each means on the service's page.
 ACTIONS = frozenset({"", "plan", "restore", "rollback", "restart", "settings", "end-leftovers", "guards-apply", "reset-failed"})
@@ -95,48 +94,17 @@ def rules() -> tuple[Rule, ...]:
     return tuple(made)
 
 
-@lru_cache(maxsize=1024)
-def required_words(pattern: re.Pattern[str]) -> tuple[str, ...]:
-    """Words of which each match of the pattern holds at least one: looking for them is quicker than trying it. () if nothing is known."""
-    if pattern.flags & re.IGNORECASE:
-        return ()
-    return tuple(sorted(_required(_PARSER.parse(pattern.pattern)) or ()))
-
-
-def _required(parts: Any) -> frozenset[str] | None:
-    found: list[frozenset[str]] = []
-    run = ""
-    for operation, value in [*parts, (None, None)]:
-        if operation is _PARSER.LITERAL:
-            run += chr(value)
-            continue
-        if len(run) >= 3:
-            found.append(frozenset({run}))
-        run = ""
-        inner: frozenset[str] | None = None
-        if operation is _PARSER.SUBPATTERN and not value[1] & re.IGNORECASE:
-            inner = _required(value[3])
-        elif operation is _PARSER.MAX_REPEAT and value[0] >= 1:
-            inner = _required(value[2])
-        elif operation is _PARSER.BRANCH:
-            each = [_required(branch) for branch in value[1]]
-            inner = frozenset().union(*(one for one in each if one is not None)) if None not in each else None
-        if inner:
-            found.append(inner)
-    return max(found, key=lambda words: min(len(word) for word in words), default=None)
-
-
 # ---- what lines say, without rules ----
 
 # Alarming, and nothing: never evidence.
-_HARMLESS = re.compile(
+_HARMLESS = Quick(
     r"resource_tracker: There appear to be|Found ulimit of|nanobind: |Skipping tactic|leaked (?:function|type|instance|shared_memory|semaphore)"
     r"|FutureWarning|UserWarning: resource_tracker|DeprecationWarning|Skipping import of cpp extensions|Error calling init hook on unused backend"
     r"|If this problem persists|Search for `cuda|consider passing CUDA_LAUNCH_BLOCKING|Ignoring incompatible \S+ package|Exception ignored in"
     r"|Warning: WARNING: |^[\s|+-]*(?:Exception Group Traceback|ExceptionGroup:)|Cannot use FA version|does not exist or is not accessible"
 )
 # Generic sentences that hide a cause: never the answer while there is another.
-_WRAPPER = re.compile(
+_WRAPPER = Quick(
     r"WorkerProc (?:failed to start|hit an exception|initialization failed)|Engine (?:core initialization|process) failed|EngineCore failed to start"
     r"|Error raised in subprocess|Error executing method|failed to be inspected|Failed to import \S+ because of the following error"
     r"|EngineCore (?:hit an exception|encountered a fatal error|encountered an issue)|EngineDeadError|EngineGenerateError"
@@ -146,33 +114,38 @@ _WRAPPER = re.compile(
     r"|Ninja build failed|RPC call to \S+ timed out|process \d+ terminated with|ProcessExitedException|LifespanFailure"
 )
 # The run ended badly, or is about to.
-_DEATH = re.compile(
+_DEATH = Quick(
     r"Engine core initialization failed|EngineCore failed to start|EngineDeadError|EngineCore encountered a fatal error|WorkerProc failed to start"
     r"|died unexpectedly|exited unexpectedly|Main process exited, code=(?:exited, status=[1-9]|killed|dumped)|Failed with result '"
-    r"|error while attempting to bind on address|\bKilled$|\(core dumped\)|Segfault encountered|Control process exited, code=(?:exited, status=[1-9]|killed)"
+    r"|error while attempting to bind on address|\bKilled$|\(core dumped\)|Segfault encountered"
+    r"|Control process exited, code=(?:exited, status=[1-9]|killed)"
     r"|\[exit code [1-9]|start operation timed out|terminate called after throwing|Segmentation fault"
 )
-_GONE = re.compile(r"died unexpectedly|exited unexpectedly")  # of all generic sentences the most telling
-_STOP = re.compile(
+_GONE = Quick(r"died unexpectedly|exited unexpectedly")  # of all generic sentences the most telling
+_STOP = Quick(
     r"received signal=SIGTERM|\[shutdown\] API server: shutdown triggered|Shutting down FastAPI HTTP server|^(?:\^C)?INFO: +Shutting down$"
 )
 _SERVING = re.compile(r"Application startup complete")
 _BANNER = re.compile(r"vLLM (?:API )?server version |version \d+\.\d+\S*, serving model|[█▄▀] +version \d")
-_STALL = re.compile(r"No available shared memory broadcast block found")
-_ALIVE_WORK = re.compile(
+_STALL = Quick(r"No available shared memory broadcast block found")
+_ALIVE_WORK = Quick(
     r"\d+%.*\d+/\d+|took |takes |Starting to load|Using cache|Dynamo|Capturing|Autotun|KV cache|Cache the graph|Directly load|Supported tasks"
 )
 
 # What systemd says about a unit and counts as a cause; its other lines only tell that something ended.
-_SYSTEMD = re.compile(
-    r"killed by the OOM killer|Failed at step|Failed to load environment|Unable to locate executable|operation timed out|status=2\d\d/|code=(?:killed|dumped)"
+_SYSTEMD = Quick(
+    r"killed by the OOM killer|Failed at step|Failed to load environment|Unable to locate executable|operation timed out|status=2\d\d/"
+    r"|code=(?:killed|dumped)"
 )
 # Weights lie below the rules that name a cause, and above the exceptions that only follow from it.
 _GENERIC: list[tuple[int, str, re.Pattern[str]]] = [
-    (57, "kernel", re.compile(r"NVRM: Xid|Out of memory: Killed process|oom-kill:|segfault at|general protection fault|killed by the OOM killer|^Killed$")),
+    (57, "kernel", re.compile(
+        r"NVRM: Xid|Out of memory: Killed process|oom-kill:|segfault at|general protection fault|killed by the OOM killer|^Killed$"
+    )),
     (56, "compiler", re.compile(
-        r"(?:^|\s)(?:nvcc|ptxas|ld|cc1plus)?\s?fatal\s*:|:\d+: (?:fatal )?error: |: fatal error: |: error: .*(?:not declared|expected|undefined reference|no member)"
-        r"|undefined reference to|^(?!.*\blspci\b).*: (?:command )?not found$|ld: cannot find -l|nvcc error\s*:|died due to signal \d|bad interpreter: "
+        r"(?:^|\s)(?:nvcc|ptxas|ld|cc1plus)?\s?fatal\s*:|:\d+: (?:fatal )?error: |: fatal error: "
+        r"|: error: .*(?:not declared|expected|undefined reference|no member)|undefined reference to|^(?!.*\blspci\b).*: (?:command )?not found$"
+        r"|ld: cannot find -l|nvcc error\s*:|died due to signal \d|bad interpreter: "
     )),
     (55, "compiler", re.compile(r"collect2: error")),
     (54, "native", re.compile(
@@ -187,43 +160,48 @@ _GENERIC: list[tuple[int, str, re.Pattern[str]]] = [
     (32, "bind", re.compile(r"error while attempting to bind on address")),
     (20, "native", re.compile(r"terminate called after throwing")),
 ]
+_GENERIC_FINDER = Finder([pattern for _, _, pattern in _GENERIC])
 # A program of this name may belong to the service; the kernel names others too.
 _OURS = re.compile(r"(?i)vllm|python|ray|worker|engine|pt_main|cicc|ptxas|cudafe|cc1plus|nvcc|ninja|fatbin|nvlink|uvicorn|gunicorn")
-_KERNEL_NAME = re.compile(r"Killed process \d+ \(([^)]*)\)|Xid .*?: (?:13|31|43|45|68|69|109), .*?name=([^,]+)|oom-kill:.*task=([^,]+)")
+_KERNEL_NAME = Quick(r"Killed process \d+ \(([^)]*)\)|Xid .*?: (?:13|31|43|45|68|69|109), .*?name=([^,]+)|oom-kill:.*task=([^,]+)")
 # Programs whose lines stand in a whole machine's journal beside the service's own.
 _OTHERS = re.compile(
     r"(?:sshd|sudo|su|cron|CRON|dockerd|containerd|kubelet|NetworkManager|snapd|rsyslogd|dbus-daemon|chronyd|ntpd|dhclient|login|polkitd|multipathd"
     r"|systemd-\S+|nginx|postgres|redis-server|prometheus|node_exporter|grafana|audit\w*|kernel-\S+|apt\S*|unattended-\S*)\Z"
 )
+_UNIT = re.compile(r"(?:Started|Starting|Stopping|Stopped|Reloading) (\S+\.(?:service|scope|socket|timer|slice|mount|target))\b")
+_OF_UNIT = re.compile(r"(\S+\.(?:service|scope|socket|timer|slice|mount|target)): ")
+_NO_SERVICE = re.compile(r"Stopping (?:Session|User|Daily|Regular|Cleanup)\b")
 _EXCEPTION = re.compile(r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (?P<message>.*))?\Z")
 _VALUE_ERROR = re.compile(r"^  (?:Value error|Assertion failed|Input should|Field required|Extra inputs)")
 _INDENTED = re.compile(r"\s+(?:what\(\):  |And because .*unsatisfiable)")  # deep in the line, and evidence all the same
 _DIRECT = "The above exception was the direct cause of the following exception"
 
 # A line without one of these holds no evidence. Tried first: a log of a million lines has few that pass.
-_QUICK = re.compile(
+_QUICK = Quick(
     r"rror|xception|raceback|fatal|Started|Stopp|Starting|version|startup complete|Shutting down|shutdown|exited|died|Failed|NVRM|illed"
-    r"|NCCL|No available|signal|\[exit code|not found|undefined|cannot open|Xid|segfault|terminate called|what\(\)|Assertion|PTX"
+    r"|NCCL|nccl|No available|signal|\[exit code|not found|undefined|cannot open|Xid|segfault|terminate called|what\(\)|Assertion|PTX"
     r"|kernel image|imed out|too old|No such file|not supported|No valid|is not installed|gated|deserializ|Incomplete|above exception|ptxas"
-    r"|oom|memory|non-default args|mismatch|detected platform|File \"|Loading|Captur|Tuning|Dynamo|ache|took|takes|unsatisfiable|Resolution|matching dist"
-    r"|bad interpreter|cannot find|Unable to locate|Bus err|incompat|Watchdog|Segfault"
+    r"|oom|memory|non-default args|mismatch|detected platform|File \"|Loading|Captur|Tuning|Dynamo|ache|took|takes|unsatisfiable|Resolution"
+    r"|matching dist|bad interpreter|cannot find|Unable to locate|Bus err|incompat|Watchdog|Segfault"
 )
 
 # A server that was found while it served: its log begins somewhere in its life.
-_TRAFFIC = re.compile(r'"POST /\S+ HTTP/\d\.\d" 200\b|Avg prompt throughput: ')
+_TRAFFIC = Quick(r'"POST /\S+ HTTP/\d\.\d" 200\b|Avg prompt throughput: ')
 
 # A long log is not read in full. While a server serves it may be endless and full of clients' mistakes, which count for nothing unless it dies; a
 # start that writes more than this is mostly repetition. Then only these words are looked for, in whole blocks: each line that `_EVENT` knows
 # holds one of them. The last lines are kept, and read in full when one of `_WAKES` comes.
-_READ_LINES = 20_000  # of each run, from its beginning
+_READ_LINES = 12_000  # of each run, from its beginning
 _WORDS = (
-    b"ngine core initialization failed", b"EngineCore failed to start", b"EngineDeadError", b"encountered a fatal error", b"WorkerProc failed to start",
-    b"unexpectedly", b"Main process exited", b"Failed with result '", b"[exit code ", b"start operation timed out", b"terminate called after",
-    b"Segmentation fault", b"NVRM: ", b"oom-kill", b"Killed process", b"killed by the OOM killer", b"segfault at", b"received signal=SIGTERM",
-    b"shutdown triggered", b"Shutting down", b"Started ", b"Starting ", b"Stopping ", b"startup complete", b"detected platform", b"server version",
-    b", serving model", b" version ", b"non-default args", b"attempting to bind", b"Segfault enc", b"core dumped)", b"Control process exited", b"Killed", b'"MESSAGE":[', b'"MESSAGE" : [', b"Timed out waiting for engine",
+    b"ialization failed", b"failed to start", b"EngineDeadError", b"a fatal error", b"unexpectedly", b"process exited", b"Failed with result",
+    b"[exit code ", b"operation timed out", b"terminate called", b"egmentation fault", b"egfault ", b"core dumped", b"NVRM: ", b"oom-kill", b"Killed", b"killed by the",
+    b"Timed out waiting", b"attempting to bind", b"signal=SIGTERM", b"shutdown triggered", b"Shutting down", b"systemd", b"startup complete",
+    b"detected platform", b" version ", b"non-default args",
 )
-_ANY_WORD = re.compile(b"|".join(re.escape(word) for word in _WORDS))
+# Journal entries as JSON: a message with control characters is a list of numbers there, in which no word can be found.
+_NUMBERS = (b'"MESSAGE":[', b'"MESSAGE" : [')
+_ANY_WORD = re.compile(b"|".join(re.escape(word) for word in _WORDS + _NUMBERS))
 _WAKES = re.compile(
     _DEATH.pattern.replace("$", r"\s*$") + r"|NVRM: |oom-kill|Killed process|killed by the OOM killer|segfault at|Timed out waiting for engine")
 _EVENT = re.compile(
@@ -232,10 +210,11 @@ _EVENT = re.compile(
 )
 # In a start that is too long to be read in full these are looked at too, with the lines after them, some times.
 _TROUBLE = (b"Traceback (most recent call last)", b"rror: ", b" ERROR ", b"fatal")
-_ANY_WORD_OR_TROUBLE = re.compile(b"|".join(re.escape(word) for word in _WORDS + _TROUBLE))
-_TROUBLES, _TROUBLE_LINES = 100, 100
+_ANY_WORD_OR_TROUBLE = re.compile(b"|".join(re.escape(word) for word in _WORDS + _NUMBERS + _TROUBLE))
+_TROUBLES, _TROUBLE_LINES = 50, 60
 _WAKINGS = 8  # of one run: what dies oftener dies of the same
-_KEPT_LINES, _KEPT_BYTES = 5000, 1 << 20
+_DEATH_LINES, _LATER_LINES = 4000, 500  # read before and after its first death, and after later ones
+_KEPT_BYTES = 1 << 20
 _DEATHS_KEPT = 200
 _STARTS_READ, _START_LINES = 500, 20  # after systemd says that something starts: so often, so many lines are read, to see whether it was the service
 _ECHO = frozenset({"logger.py", "request_logger.py"})  # files of vLLM that log what clients send
@@ -255,6 +234,7 @@ class _Hit:
     context: list[tuple[int, str]] = field(default_factory=list)
     progress: int = 0  # milestones of the run before it
     mild: bool = False  # no error by its own words: a warning, or a print outside of any traceback
+    outside: bool = False  # the kernel or systemd said it
 
 
 @dataclass(slots=True)
@@ -283,6 +263,7 @@ class _Run:
     banner: bool = False
     pids: set[int] = field(default_factory=set)  # of main processes
     idents: set[str] = field(default_factory=set)  # of the journal: the service's own
+    unit: str = ""  # its name, as far as systemd told it
     all_pids: set[int] = field(default_factory=set)
     lines: int = 0  # read in full
     milestones: int = 0
@@ -298,7 +279,8 @@ class _Reader:
     """Reads lines, keeps runs."""
 
     def __init__(self, known: Sequence[Rule], number: int = 0) -> None:
-        self.known = [(rule, required_words(rule.pattern)) for rule in known]
+        self.known = known
+        self.finder = Finder([rule.pattern for rule in known])
         self.needs = {rule.needs.pattern: rule.needs for rule in known if rule.needs is not None}
         self.ring: deque[tuple[int, str]] = deque(maxlen=CONTEXT_LINES + 1)
         self.waiting: list[tuple[int, _Hit]] = []  # hits that still want lines after them
@@ -309,6 +291,7 @@ class _Reader:
         self.chained: set[tuple[str, int | None]] = set()
         self.number = number
         self.begins: int | None = None  # the line in which systemd said that something starts, until a program says something
+        self.starting = ""  # the unit of which it said so
         self.unknown: set[str] = set()  # messages that no rule matches: logs repeat themselves
         self.kept: deque[tuple[int, bytes]] = deque()  # blocks of lines that were not read, with the number of their first line
         self.kept_bytes = 0
@@ -330,13 +313,14 @@ class _Reader:
         """The text is over. A start whose last lines were not read may have failed in them."""
         run = self.run
         if run.lines >= run.read_until and run.serving is None:
-            self._read_kept()
+            self._read_kept(_DEATH_LINES)
 
     def _skip(self, data: bytes, at: int) -> int:
         """Goes on to the next line that holds one of the words; the size of `data` if there is none."""
         run = self.run
         trouble = run.serving is None and run.troubles < _TROUBLES
-        if at == 0 and not any(word in data for word in _WORDS) and not (trouble and any(word in data for word in _TROUBLE)):
+        words = (*_WORDS, *(_NUMBERS if data.startswith(b"{") else ()), *(_TROUBLE if trouble else ()))
+        if at == 0 and not any(word in data for word in words):
             found = None  # the usual case, and quicker than the expression
         else:
             found = (_ANY_WORD_OR_TROUBLE if trouble else _ANY_WORD).search(data, at)
@@ -372,19 +356,20 @@ class _Reader:
                 if run.wakings >= _WAKINGS:
                     return
                 run.wakings += 1
-                self._read_kept()
-                run.read_until = run.lines + _KEPT_LINES
+                size = _LATER_LINES if run.deaths else _DEATH_LINES
+                self._read_kept(size)
+                run.read_until = run.lines + size
             elif run.starts < _STARTS_READ and "systemd" in raw:
                 run.starts += 1
                 run.read_until = run.lines + _START_LINES
         self._take(self.number, raw)
 
-    def _read_kept(self) -> None:
+    def _read_kept(self, count: int) -> None:
         """There is trouble: what was said just before it is read after all."""
         before = [(first + index, line) for first, piece in self.kept for index, line in enumerate(piece.removesuffix(b"\n").split(b"\n"))]
         self._forget_kept()
         begins, self.begins = self.begins, None
-        for number, line in before[-_KEPT_LINES:]:
+        for number, line in before[-count:]:
             if begins is not None and number > begins:
                 begins, self.begins = None, begins
             raw = line[: 8 * LINE_LIMIT].decode(errors="replace")
@@ -396,7 +381,7 @@ class _Reader:
         self.kept_bytes = 0
 
     def _new_run(self, number: int) -> None:
-        self.before, self.run = self.run, _Run(number, idents=set(self.run.idents))
+        self.before, self.run = self.run, _Run(number, idents=set(self.run.idents), unit=self.run.unit)
         self.runs += 1
         self._forget_kept()
 
@@ -405,16 +390,14 @@ class _Reader:
             for part in raw.split("\n"):
                 self._take(number, part)
             return
-        self.ring.append((number, raw[:LINE_LIMIT]))
+        if len(raw) > LINE_LIMIT:
+            raw = raw[:LINE_LIMIT]
+        self.ring.append((number, raw))
         self.run.lines += 1
         if self.waiting:
             self._fill(number, raw)
-        quick = _QUICK.search(raw)
-        if quick is None and not self.blocks:
-            return
-        if quick is not None and quick.start() > LINE_LIMIT:
-            return
-        self._line(parse(raw, number), raw)
+        if self.blocks or _QUICK.may_match(raw):
+            self._line(parse(raw, number), raw)
 
     def _fill(self, number: int, raw: str) -> None:
         for until, hit in self.waiting:
@@ -431,7 +414,7 @@ class _Reader:
                 return
         if line.level == "INFO" and line.source in _ECHO:
             return  # what a client sent, over as many lines as it had
-        if line.ident and self._foreign(line):
+        if line.ident and (self._foreign(line) or (line.ident == "systemd" and self._other_unit(message))):
             return
         self._starts(line)
         run = self.run
@@ -441,10 +424,7 @@ class _Reader:
             run.stop = line.number
         if _HARMLESS.search(message):
             return
-        if _SERVING.search(message):
-            run.serving = line.number
-            run.read_until = run.lines
-        elif run.serving is None and not run.deaths and _TRAFFIC.search(message):
+        if _SERVING.search(message) or (run.serving is None and not run.deaths and _TRAFFIC.search(message)):
             run.serving = line.number
             run.read_until = run.lines
         if "non-default args" in message or "Initializing a" in message:
@@ -464,14 +444,17 @@ class _Reader:
             return  # news, and what clients sent: never the cause
         if (named := _KERNEL_NAME.search(message)) is not None and not _OURS.search(next(filter(None, named.groups()), "")):
             return  # another program's end
-        if _DEATH.search(message) and len(run.deaths) < _DEATHS_KEPT:
+        if len(run.deaths) < _DEATHS_KEPT and _DEATH.search(message):
+            if not run.deaths:
+                run.read_until = min(run.read_until, run.lines + _DEATH_LINES)
             run.deaths.append(self._hit(5, line, message, None, {}, "death"))
         if line.ident == "systemd" and not _SYSTEMD.search(message):
             return
         matched = self._rules(line)
         self._traceback(line, matched)
         if not matched:
-            for weight, what, pattern in _GENERIC:
+            for index in _GENERIC_FINDER.worth(message):
+                weight, what, pattern = _GENERIC[index]
                 if pattern.search(message) and not _WRAPPER.search(message):
                     self._keep(self._hit(weight, line, message, None, {}, what))
                     break
@@ -487,6 +470,8 @@ class _Reader:
         if line.ident == "systemd":
             if message.startswith(("Started ", "Starting ")):
                 self.begins = self.begins or line.number
+                if (found := _UNIT.match(message)) is not None and ("llm" in found[1] or "llm" not in self.starting):
+                    self.starting = found[1]
             return
         if self.begins is not None and line.ident != "kernel":
             # Of a whole machine's journal, other units start too: only a new process that speaks for the service begins a run.
@@ -494,6 +479,7 @@ class _Reader:
             if line.ident_pid not in run.pids and run.lines > 1 and (run.pids or run.deaths or run.hits):
                 self._new_run(began)
                 run = self.run
+            run.unit, self.starting = self.starting or run.unit, ""
         pid = line.pid if line.rank == 1 else None
         over = bool(run.deaths) or run.serving is not None or run.stop is not None
         if pid is not None and pid not in run.pids:
@@ -518,6 +504,16 @@ class _Reader:
             return False
         return self.begins is None or bool(_OTHERS.match(line.ident))
 
+    def _other_unit(self, message: str) -> bool:
+        """Whether systemd speaks of another unit than the service's."""
+        found = _UNIT.match(message) or _OF_UNIT.match(message)
+        if found is None:
+            return message.startswith("Stopping ") and (bool(self.run.unit) or _NO_SERVICE.match(message) is not None)
+        unit = found[1]
+        if self.run.unit and not message.startswith(("Started ", "Starting ")):
+            return unit != self.run.unit
+        return not unit.endswith(".service") or _OTHERS.match(unit.removesuffix(".service")) is not None
+
     def _facts(self, message: str) -> None:
         facts = self.run.facts
         for name, pattern in (("model", r"'?model'?[:=] ?'([^']+)'"), ("port", r"'port': (\d+)")):
@@ -531,9 +527,10 @@ class _Reader:
     # ---- candidates ----
 
     def _hit(self, weight: int, line: LogLine, text: str, rule: Rule | None, groups: dict[str, str], what: str) -> _Hit:
-        mild = line.level in {"WARNING", "DEBUG"} or (
-            not line.level and line.ident not in {"systemd", "kernel"} and what != "exception" and (line.process, line.pid or line.ident_pid) not in self.blocks)
-        hit = _Hit(weight, line.rank, line.number, text.strip(), rule, groups, what, list(self.ring), self.run.milestones, mild)
+        printed = not line.level and line.ident not in {"systemd", "kernel"} and what != "exception"
+        mild = line.level in {"WARNING", "DEBUG"} or (printed and (line.process, line.pid or line.ident_pid) not in self.blocks)
+        hit = _Hit(weight, line.rank, line.number, text.strip(), rule, groups, what, list(self.ring), self.run.milestones, mild,
+                   line.ident in {"systemd", "kernel"})
         self.waiting.append((line.number + CONTEXT_LINES, hit))
         return hit
 
@@ -547,13 +544,14 @@ class _Reader:
         if line.message.lstrip().startswith(("raise ", "File ", "assert ", "warnings.warn")):
             return False  # source code quoted in a traceback
         message, phase = line.message, self.run.parser.current.phase
+        self._needed(message)
         if message in self.unknown:
             return False
-        self._needed(message)
         best: tuple[Rule, re.Match[str]] | None = None
         matches = False
-        for rule, words in self.known:
-            if (words and not any(word in message for word in words)) or (found := rule.pattern.search(message)) is None:
+        for index in self.finder.worth(message):
+            rule = self.known[index]
+            if (found := rule.pattern.search(message)) is None:
                 continue
             matches = True
             if rule.phases and phase not in rule.phases:
@@ -562,7 +560,7 @@ class _Reader:
                 self._keep(self._hit(rule.weight, line, line.message, rule, _groups(found), "rule"))
             elif best is None or rule.weight > best[0].weight:
                 best = rule, found
-        if not matches and not self.needs:
+        if not matches:
             if len(self.unknown) >= 4096:
                 self.unknown.clear()
             self.unknown.add(message)
@@ -738,7 +736,7 @@ def _of_kernel(kernel: Iterable[str], reader: _Reader, run: _Run, weight: int) -
             pid, name = victim["pid"] or victim["pid2"], victim["name"] or victim["name2"]
             if int(pid) not in run.all_pids and not _OURS.search(name):
                 continue  # another program's misfortune
-        found = next(((rule, match) for rule, words in reader.known if (match := rule.pattern.search(message)) is not None), None)
+        found = next(((rule, match) for rule in reader.known if (match := rule.pattern.search(message)) is not None), None)
         value = found[0].weight if found is not None else _GENERIC[0][0]
         if (xid := _XID.search(message)) is not None and int(xid[1]) in _PROGRAMS_XIDS:
             value = min(value, 50)
@@ -786,6 +784,9 @@ _OVERCOME = 3  # milestones after a line, from which on it did not stop the star
 
 def _weight(hit: _Hit, run: _Run) -> float:
     """A warning, or a print, after which the start went on, says less than what stands where it ended."""
+    if run.serving is not None and not hit.mild and not hit.outside and hit.rank <= 1 and hit.what in {"rule", "exception"}:
+        first = min((death.line for death in run.deaths if death.line > run.serving), default=0)
+        return hit.weight / 3 if hit.line < first else hit.weight  # a client's mistake, most likely: the server went on
     if not hit.mild or run.milestones - hit.progress < _OVERCOME:
         return hit.weight
     return hit.weight / 2 if hit.rule is not None or hit.what == "import" else min(hit.weight, 19)
