@@ -2,7 +2,9 @@
 
     {"baseline": {"0": bytes, ...},        memory of each GPU with the service down
      "last_good": "release name",          the release that last passed everything
-     "warmups": [{"at", "release", "total_s", "cache", "phases": {phase: seconds}}, ...]}   the last 20, oldest first
+     "warmups": [{"at", "release", "total_s", "cache", "phases": {phase: seconds}}, ...],   the last 20, oldest first
+     "failures": [...], "last_run": {...},  see failures.py
+     "runs": [...]}                         see ownership.py
 """
 
 from __future__ import annotations
