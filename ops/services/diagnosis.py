@@ -182,7 +182,7 @@ _QUICK = Quick(
     r"rror|xception|raceback|fatal|Started|Stopp|Starting|version|startup complete|Shutting down|shutdown|exited|died|Failed|NVRM|illed"
     r"|NCCL|nccl|No available|signal|\[exit code|not found|undefined|cannot open|Xid|segfault|terminate called|what\(\)|Assertion|PTX"
     r"|kernel image|imed out|too old|No such file|not supported|No valid|is not installed|gated|deserializ|Incomplete|above exception|ptxas"
-    r"|oom|memory|non-default args|mismatch|detected platform|File \"|Loading|Captur|Tuning|Dynamo|ache|took|takes|unsatisfiable|Resolution"
+    r"|oom|memory|non-default args|mismatch|detected platform|File \"|Loading|Captur|Tuning|utotun|Dynamo|ache|took|takes|unsatisfiable|Resolution"
     r"|matching dist|bad interpreter|cannot find|Unable to locate|Bus err|incompat|Watchdog|Segfault"
 )
 
@@ -412,7 +412,7 @@ class _Reader:
             self._needed(message)
             if _INDENTED.match(message) is None:
                 return
-        if line.level == "INFO" and line.source in _ECHO:
+        if line.level == "INFO" and (line.source in _ECHO or message.startswith("Received request ")):
             return  # what a client sent, over as many lines as it had
         if line.ident and (self._foreign(line) or (line.ident == "systemd" and self._other_unit(message))):
             return

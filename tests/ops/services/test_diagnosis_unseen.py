@@ -1,0 +1,72 @@
+"""Further synthetic logs (tests/fixtures/logs/unseen): other versions, layouts, words and causes than those of test_diagnosis.py, and healthy ones
+that look alarming. `also_accept_kinds` of a case are kinds that are right too where one fact has several names."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops.services.diagnosis import ACTIONS, Diagnosis, Rule, diagnose_file, rules
+
+FOLDER = Path(__file__).resolve().parents[2] / "fixtures/logs/unseen"
+CASES: list[dict[str, Any]] = json.loads((FOLDER / "cases.json").read_text())["cases"]
+FAULTY = [case for case in CASES if case["fault"]]
+HEALTHY = [case for case in CASES if not case["fault"]]
+FAMILIES = sorted({rule.family for rule in rules()})
+
+
+@cache
+def answer(name: str, without: str = "") -> Diagnosis:
+    known: list[Rule] | None = None if not without else [rule for rule in rules() if without not in {"everything", rule.family}]
+    return diagnose_file(FOLDER / name, known=known)
+
+
+def accepted(case: dict[str, Any]) -> set[int]:
+    return {case["decisive_line"], *case["equivalent_lines"], *case["also_accept_lines"]}
+
+
+@pytest.mark.parametrize("case", FAULTY, ids=lambda case: case["id"])
+def test_the_decisive_line_and_its_kind_are_named(case: dict[str, Any]) -> None:
+    found = answer(case["file"])
+    assert found.fault and found.line in accepted(case), f"{found.line}: {found.text}"
+    assert found.kind in {case["kind"], *case.get("also_accept_kinds", [])}
+    assert found.diagnosis and found.fix and found.rule and "{" not in found.diagnosis + found.fix + found.action_hint
+
+
+@pytest.mark.parametrize("case", HEALTHY, ids=lambda case: case["id"])
+def test_nothing_is_found_in_healthy_logs_with_alarming_lines(case: dict[str, Any]) -> None:
+    found = answer(case["file"])
+    assert not found.fault, f"{found.rule}, line {found.line}: {found.text}"
+    assert found.state == case["state"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_its_family_of_rules_the_generic_search_names_the_line_mostly(family: str) -> None:
+    """Only the logs that a rule of the family explains: to the others it makes no difference."""
+    mine = {rule.id for rule in rules() if rule.family == family}
+    concerned = [case for case in FAULTY if answer(case["file"]).rule in mine]
+    wrong = [case["id"] for case in concerned if answer(case["file"], family).line not in accepted(case)]
+    assert len(wrong) <= 0.2 * len(concerned), wrong  # seen: none, or one
+
+
+def test_without_any_rule_the_generic_search_names_the_line_mostly() -> None:
+    wrong = [case["id"] for case in FAULTY if answer(case["file"], "everything").line not in accepted(case)]
+    assert len(wrong) <= 0.1 * len(FAULTY), wrong  # seen: one
+    assert not any(answer(case["file"], "everything").fault for case in HEALTHY)
+
+
+def test_the_logs_are_of_many_kinds_and_layouts() -> None:
+    assert len(FAULTY) >= 60 and len(HEALTHY) >= 15
+    assert len({case["layout"].split("/")[1] for case in CASES}) >= 12 and len({case["kind"] for case in FAULTY}) >= 45
+    assert {path.name for path in (FOLDER / "cases").iterdir()} == {Path(case["file"]).name for case in CASES}
+
+
+def test_every_rule_says_whether_it_could_have_been_found_before_and_what_a_button_may_start() -> None:
+    for rule in rules():
+        assert rule.preflight in {True, False}, rule.id
+        assert rule.action in ACTIONS
+        assert not rule.action_hint or rule.action, f"{rule.id} hints at a button that it has not"
