@@ -184,8 +184,9 @@ def duration_words(seconds: float | None) -> str:
 
 
 def smoke_words(results: Sequence[dict[str, Any]]) -> str:
-    passed = sum(1 for r in results if r.get("outcome") == "passed")
-    return f"{passed} of {len(results)} passed" if results else ""
+    """How many of those that were asked passed, and how many were left out."""
+    passed, left_out = (sum(1 for r in results if r.get("outcome") == outcome) for outcome in ("passed", "left out"))
+    return f"{passed} of {len(results) - left_out} passed" + (f", {left_out} left out" if left_out else "") if results else ""
 
 
 def integrity_words(report: dict[str, Any]) -> str:
@@ -402,7 +403,7 @@ def _facts_after(job: Job, run: BenchmarkRun | None) -> list[dict[str, Any]]:
         took = (job.finished_at - (job.claimed_at or job.created_at)).total_seconds()
     serving = took - job.downtime_s if took is not None and job.downtime_s is not None and took >= job.downtime_s else None
     cells = [_cell("Took", *_clocked(took), small=f"{duration_words(serving)} of it while serving" if serving is not None else "")]
-    if job.downtime_s is not None or any(s.downtime for s in job.steps.all()):
+    if job.downtime_s is not None or (job.type != "stop" and any(s.downtime for s in job.steps.all())):
         was = _clocked(job.downtime_s) if job.downtime_s is not None else ("not at all", "")
         still = "it does not answer yet" if job.downtime_since is not None else "stop to first healthy answer" if job.downtime_s else ""
         cells.append(_cell("Service down", *was, small=still, tone="warn" if job.downtime_since else ""))
@@ -412,9 +413,10 @@ def _facts_after(job: Job, run: BenchmarkRun | None) -> list[dict[str, Any]]:
         cells.append(_cell("Packages", f"{changed} {'would change' if job.type == 'plan' else 'changed' if job.state in DONE_STATES else 'planned'}",
                            small=f"of {len(packages)}"))
     if smoke := result.get("smoke"):
-        passed = sum(1 for r in smoke if r.get("outcome") == "passed")
-        cells.append(_cell("Smoke tests", f"{passed} of {len(smoke)}", small=f"passed in {duration_words(sum(r.get('took_s') or 0 for r in smoke))}",
-                           tone="" if passed == len(smoke) else "fail"))
+        passed, left_out = (sum(1 for r in smoke if r.get("outcome") == outcome) for outcome in ("passed", "left out"))
+        words = f"passed in {duration_words(sum(r.get('took_s') or 0 for r in smoke))}" + (f", {left_out} left out" if left_out else "")
+        asked = len(smoke) - left_out
+        cells.append(_cell("Smoke tests", f"{passed} of {asked}", small=words, tone="" if passed == asked else "fail"))
     if run is not None:
         measured = [lv for lv in run.levels.all() if lv.output_tok_s is not None]
         single = next((lv for lv in measured if lv.concurrency == 1), None)

@@ -24,7 +24,7 @@ from dashboard.templatetags.roundhouse import as_datetime
 from ops.jobs.events import EventType
 from ops.jobs.redact import HIDDEN
 
-WORDS = {"healthy": "it answers", "starting": "it does not answer yet", "stopped": "it was asked to stop, or never started", "failed":
+WORDS = {"healthy": "it answers", "starting": "it does not answer yet", "stopped": "asked to, or never started", "failed":
          "it ended, and nobody asked for that", "unknown": "its node has not said"}
 PROCESS_STOP_S = 30  # ops/services/process.py: how long a plain process may take to end
 
@@ -69,7 +69,7 @@ def now(service: Service) -> dict[str, Any]:
 
 def _process_words(service: Service, status: dict[str, Any]) -> str:
     if service.state in DOWN:
-        return exit_words(status.get("exit_code"))
+        return exit_words(status.get("exit_code")) if service.state == "failed" or status.get("exit_code") is not None else ""
     return unit_name(service) if is_systemd(service) else "plain process"
 
 
@@ -106,8 +106,10 @@ def trouble(service: Service, last: Sequence[dict[str, Any]]) -> dict[str, Any] 
     title = f"{service.name} is stopped"
     if service.state == "failed":
         title = f"{service.name} crashes again and again: {here['restarts']} restarts" if here["loops"] else f"{service.name} does not answer"
-    return {"title": title, "why": " ".join(_sentence(one) for one in why if one) or "Its process has ended.", "failure": newest,
-            "card": newest["card"] if newest else None, "reset": is_systemd(service) and text(told(service.unit).get("state")) == "failed"}
+    otherwise = "Its process has ended." if service.state == "failed" else \
+        "It was asked to stop, or was never started. It answers no request until somebody starts it."
+    return {"title": title, "why": " ".join(_sentence(one) for one in why if one) or otherwise, "failure": newest,
+            "card": newest["card"] if newest else None}
 
 
 def _sentence(words: str) -> str:
