@@ -147,6 +147,7 @@ def _records(add: Add, commands: argparse._SubParsersAction[argparse.ArgumentPar
     adopt = add("adopt", "records:adopt", "make an existing systemd unit a service of this node, without changing the unit")
     adopt.add_argument("--unit", required=True, metavar="UNIT", help="its name (vllm, vllm@kimi.service), or the path of a unit file")
     adopt.add_argument("--apply", action="store_true", help="store it (default: only say what it would be)")
+    adopt.add_argument("--install", action="store_true", help="install the drop-in that makes the unit start the launcher; for an admin, once")
     adopt.add_argument("--name", metavar="NAME", help="of the service (default: the unit's)")
     adopt.add_argument("--environment", metavar="PATH", help="instead of the one that the unit's command line names")
     adopt.add_argument("--in-place", action="store_true", help="its environment may not move: a redeploy changes it where it is")

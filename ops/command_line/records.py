@@ -24,11 +24,21 @@ def adopt(arguments: argparse.Namespace) -> int:
     paths = NodePaths.default()
     made = adoption.read(arguments.unit, unit_path=arguments.unit_path or None, user=arguments.user, paths=paths, name=arguments.name or "",
                          environment=arguments.environment or "", in_place=arguments.in_place, manager=arguments.manager)
-    stored = None
+    stored = installed = None
+    if arguments.install and arguments.unit_path:
+        raise WrongArguments("--install is for a unit of this host", hint="Leave --unit-path out")
     if arguments.apply and not made.stops:
-        targets.own_node(paths)
-        stored = adoption.apply(paths, made)
-    told = {**made.as_dict(), "applied": stored is not None, "stored": str(stored) if stored else None}
+        if arguments.install and made.before is not None:  # an admin who installs the drop-in writes nothing into the agent's folder
+            stored = paths.announced / f"{made.record.name}.json"
+        else:
+            targets.own_node(paths)
+            stored = adoption.apply(paths, made)
+    if arguments.install and not made.stops:
+        if made.before is None and stored is None:
+            raise WrongArguments(f"`{made.unit}` is no service yet", hint="Give --apply as well")
+        installed = adoption.install(made)
+    told = {**made.as_dict(), "applied": stored is not None, "stored": str(stored) if stored else None,
+            "installed": str(installed) if installed else None}
     if arguments.json:
         print_json(told)
     else:
@@ -52,8 +62,11 @@ def _tell_adoption(told: dict[str, Any]) -> None:
     say(f"\nStored: {told['stored']}" if told["applied"] else "\nNothing was changed. --apply makes it a service of this node")
     for line in told["node_toml"]:
         say(f"node.toml: {line}")
-    if told["record"]["manager"] == "systemd":
-        say(f"\nAn admin installs this once, as {told['drop_in']['path']}, then runs `systemctl daemon-reload`:\n\n{told['drop_in']['text']}")
+    if told["installed"]:
+        say(f"\nInstalled: {told['installed']}\nFrom its next start on the unit starts the launcher")
+    elif told["record"]["manager"] == "systemd":
+        say(f"\nAn admin installs this once, as {told['drop_in']['path']}, then runs `systemctl daemon-reload` (--install does both):\n\n"
+            f"{told['drop_in']['text']}")
 
 
 # ---- guards ----

@@ -2,7 +2,7 @@
 
 `read` looks at the unit as it is and says what its record would be, with findings (ok, note, warning, stop; why; fix). `apply` stores the
 record in `services.d`, makes the adopted release's links and writes the launcher. Neither writes to the unit, to the environment or to the
-model folder. The one thing that an admin does once is the drop-in of `Adoption.drop_in`: ExecStart= becomes the launcher.
+model folder. The one thing that an admin does once is the drop-in of `Adoption.drop_in`, by `install`: ExecStart= becomes the launcher.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from ops.agent.config import NodeConfig, NodePaths
 from ops.jobs import claim, redact
 from ops.jobs.errors import BadInput, OpsError, Refused
 from ops.records import NAME, ServiceRecord
-from ops.services import env_files, launch, start_command, unit_files, vllm_arguments
+from ops.services import env_files, launch, start_command, systemctl, unit_files, vllm_arguments
 from ops.services.start_command import Server
 from ops.services.state import write_file
-from ops.services.unit_files import Unit
+from ops.services.unit_files import Unit, unit_notes
 
 DROP_IN = "50-roundhouse.conf"
-KEPT_FROM_BEFORE = ("guards", "artifact_roots", "target_tok_s", "keep_releases", "keep_bytes")  # what people add to a record after its adoption
+KEPT_FROM_BEFORE = ("guards", "artifact_roots", "target_tok_s", "keep_releases", "keep_bytes", "smoke_tests",
+                    "smoke_without")  # what people add to a record after its adoption
 # What the launcher sets itself, and what a shell leaves in every environment
 _NOT_CARRIED = {"VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "PS1", "PWD", "OLDPWD", "SHLVL", "_"}
 _SECRET_FLAGS = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}  # vLLM takes the same from a variable, which no `ps` shows
@@ -96,11 +97,14 @@ def read(unit: str, *, unit_path: Sequence[Path | str] | None = None, systemctl:
         served_model_name=vllm_arguments.value(flags, "--served-model-name") or model, base_url=_base_url(flags, findings), flags=flags, env=env,
         gpus=_gpus(flags, {**start, **server.env}, server.environment, findings), environment=server.environment,
         in_place=in_place and bool(server.environment),
-        env_files=files)
+        env_files=files, unit_scope="user" if user and manager == "systemd" else "system")
     before = _stored(node, chosen)
     if before is not None and _same_unit(before, found.name, manager):
         for kept in KEPT_FROM_BEFORE:
             setattr(record, kept, getattr(before, kept))
+        if changed := [word for word, name in (("flags", "flags"), ("variables", "env")) if getattr(before, name) != getattr(record, name)]:
+            _tell(findings, "warning", f"The service's {' and '.join(changed)} are not those of the unit any more",
+                  why="They were changed here, or in the unit, since it was adopted", fix="Adopting it again takes those of the unit")
     made = Adoption(record=record, unit=found.name, files=found.files, unit_text=found.text, user=found.value("User") or ("root" if not user else ""),
                     findings=findings, before=before)
     _look_at_names(made, node, manager)
@@ -144,6 +148,37 @@ def apply(paths: NodePaths, adoption: Adoption, *, locked: bool = False) -> Path
         raise OpsError(f"Service `{record.name}` cannot be stored", why=str(error)) from error
     finally:
         claim.release(held)
+
+
+def install(adoption: Adoption) -> Path:
+    """Writes the drop-in, lets systemd read it, and makes sure that the unit starts the launcher from now on; gives the drop-in's path.
+
+    The running server is not touched: the launcher counts from its next start. Raises BadInput for what is no systemd service, or was not
+    stored; OpsError (kind "not_permitted") where this user may not write there, OpsError where another drop-in has the last word.
+    """
+    from ops.services.systemd import SystemdManager
+
+    record, path = adoption.record, Path(adoption.drop_in_path)
+    if record.manager != "systemd":
+        raise BadInput(f"Service `{record.name}` is not run by systemd", why="Only a unit has a drop-in")
+    if not launch.launch_path(record).exists():
+        raise BadInput(f"Service `{record.name}` has no launcher yet", hint="First adopt it: --apply")
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != adoption.drop_in:
+            write_file(path, adoption.drop_in, mode=0o644)
+    except OSError as error:
+        raise OpsError(f"The drop-in `{path}` cannot be written", why=error.strerror or str(error), kind="not_permitted",
+                       hint="An admin runs the same command as root, or puts it there and runs `systemctl daemon-reload`:\n" + adoption.drop_in
+                       ) from error
+    user = record.unit_scope == "user"
+    systemctl.call(["daemon-reload"], user=user, limit_s=60)
+    if not SystemdManager(record).launcher_installed():
+        unit = unit_files.read(adoption.unit, user=user)
+        last = unit.values("ExecStart")[-1:]
+        why = f"`{last[0].file}` has the last word on ExecStart=" if last and last[0].file != path else "systemd does not use the drop-in"
+        raise OpsError(f"`{adoption.unit}` still does not start the launcher", why=why, hint=f"Take ExecStart= out of that file; `{path}` is there")
+    return path
 
 
 def _tell(findings: list[dict[str, str]], level: str, title: str, *, why: str = "", fix: str = "") -> None:
@@ -576,12 +611,30 @@ def _look_at_unit(made: Adoption, unit: Unit, command: unit_files.Command, serve
     if unit.value("User") and account is None:
         _tell(findings, "warning", f"This host has no user `{unit.value('User')}`", why="Its home, and with it its caches, are not known")
     if manager == "systemd":
-        _tell(findings, "note", "Starting and stopping of systemd units is not there yet",
-              why="Its pages, packages, builds and measurements work; `systemctl` restarts it",
-              fix="To let Roundhouse start the server itself, stop and disable the unit and adopt it with --manager process")
+        if not any(finding["level"] == "ok" and "launcher" in finding["title"] for finding in findings):
+            _tell(findings, "note", "Until its drop-in is installed, the unit starts what it started before",
+                  why="Start, stop and restart work without it; a redeploy, a rollback and a switch of the release need it",
+                  fix=f"An admin runs, once: {install_command(made)}")
+        for note in unit_notes(_settings(unit)):
+            _tell(findings, "note", note)
     else:
         _tell(findings, "warning", f"The unit `{made.unit}` must not run beside it", why="Roundhouse starts the server itself then",
               fix=f"Before the first start: `systemctl disable --now {made.unit}`")
+
+
+def _settings(unit: Unit) -> dict[str, str]:
+    """Of the unit's files what `unit_notes` looks at, as `systemctl show` names it."""
+    limit = unit.value("TimeoutStopSec") or unit.value("TimeoutSec")
+    return {"Restart": unit.value("Restart"), "KillMode": unit.value("KillMode"),
+            "SendSIGKILL": "no" if unit.value("SendSIGKILL") in ("no", "false", "0", "off") else "yes",
+            "TimeoutStopUSec": f"{limit}s" if limit.isdigit() else limit}
+
+
+def install_command(made: Adoption) -> str:
+    """What an admin types to have the drop-in installed."""
+    user = " --user" if made.record.unit_scope == "user" else ""
+    name = f" --name {made.record.name}" if made.record.name != _service_name(made.unit) else ""
+    return f"python -m ops adopt --unit {made.unit}{user}{name} --apply --install"
 
 
 def _look_at_limits(made: Adoption, node: NodePaths) -> None:
@@ -619,7 +672,7 @@ def limits(config: NodeConfig, record: ServiceRecord) -> list[str]:
 
 def _drop_in(record: ServiceRecord, unit: Unit, command: unit_files.Command, server: Server) -> tuple[str, str]:
     """Where the drop-in belongs and what it says: nothing of the unit changes but its command."""
-    folder = Path(unit.path).parent if unit.user else Path("/etc/systemd/system")
+    folder = unit_files.search_path(user=True)[4] if unit.user else Path("/etc/systemd/system")
     path = folder / f"{unit.name}.d" / DROP_IN
     words = [*server.prefix, str(launch.launch_path(record))]
     kept = "".join(mark for mark in command.prefixes if mark in "-+!")

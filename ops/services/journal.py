@@ -5,6 +5,9 @@ written: carriage returns and colours stay for `log_lines`. What the system mana
 `-o json`, since the text forms replace a message with control characters by "[NNB blob data]"; the fields are those of systemd.journal-fields(7).
 
 What is missing is a line of its own, by `roundhouse`: entries that were removed before they were read, entries too long to be held.
+
+The lines of a run are not simply those with its invocation: journald learns that from the process, and of one that ended before journald came to
+it (the crash that matters most) it knows the unit alone. So a run is all that its unit wrote from its first entry on until another run's.
 """
 
 from __future__ import annotations
@@ -29,15 +32,17 @@ from ops.services import systemctl
 ENTRY_LIMIT = 16 << 20  # bytes of JSON of one entry: a message with control characters takes up to 5 bytes for each of its own
 LINE_LIMIT = 1 << 20  # characters of one line that are given on
 PERSISTENT = Path("/var/log/journal")
-_FIELDS = "MESSAGE,SYSLOG_IDENTIFIER,SYSLOG_PID,_PID,_COMM,_HOSTNAME"
+_FIELDS = ("MESSAGE,SYSLOG_IDENTIFIER,SYSLOG_PID,_PID,_COMM,_HOSTNAME,_SYSTEMD_INVOCATION_ID,INVOCATION_ID,USER_INVOCATION_ID,"
+           "OBJECT_SYSTEMD_INVOCATION_ID")
 _LOOK_S = 20.0
 _FIRST_S = 2.0  # journalctl opens its files within this, on a machine that is busy
+_POLL_S = 0.1
 _AGAIN_S = 1.0  # between two starts of a journalctl that ends by itself
 _ODD = re.compile(r"[^\w.@:/-]+")
 
 
 def matches(unit: str, *, user: bool = False, invocation: str | None = None) -> list[str]:
-    """The arguments that choose the entries: of one run (what it wrote, what the manager said of it, what journald dropped of it), or of the unit."""
+    """The arguments that choose entries: of the unit, or those that name one run: what it wrote, what the manager and journald said of it."""
     uid = os.geteuid()
     if invocation is None:
         return [f"--user-unit={unit}"] if user else [f"--unit={unit}"]
@@ -47,9 +52,17 @@ def matches(unit: str, *, user: bool = False, invocation: str | None = None) -> 
     return [f"_SYSTEMD_INVOCATION_ID={invocation}", "+", *said, "+", f"OBJECT_SYSTEMD_INVOCATION_ID={invocation}", "_UID=0"]
 
 
+def _around(unit: str, invocation: str, *, user: bool) -> list[str]:
+    """The arguments that choose all of the unit's entries, and what journald said of this run."""
+    uid = f"_UID={os.geteuid()}"
+    of_unit = [f"_SYSTEMD_USER_UNIT={unit}", uid, "+", f"USER_UNIT={unit}", uid] if user else [f"_SYSTEMD_UNIT={unit}", "+", f"UNIT={unit}", "_PID=1"]
+    return [*of_unit, "+", f"OBJECT_SYSTEMD_INVOCATION_ID={invocation}", "_UID=0"]
+
+
 def command(unit: str, *, user: bool = False, invocation: str | None = None) -> str:
     """For people: how to read the same in a terminal."""
-    return " ".join(["journalctl", "--all", *matches(unit, user=user, invocation=invocation)])
+    chosen = matches(unit, user=user, invocation=invocation)
+    return " ".join(["journalctl", "--all", *(chosen[:3] if invocation else chosen)])
 
 
 def _argv(arguments: Sequence[str]) -> list[str]:
@@ -201,8 +214,10 @@ class JournalLog:
     def __init__(self, unit: str, *, user: bool = False, invocation: str | None = None, cursor: str | None = None, follow: bool = True) -> None:
         self.where = command(unit, user=user, invocation=invocation)
         self.cursor = cursor  # of the last entry that was read
-        self._matches = matches(unit, user=user, invocation=invocation)
-        self._follow = follow
+        self._named = matches(unit, user=user, invocation=invocation)
+        self._matches = _around(unit, invocation, user=user) if invocation else self._named
+        self._user, self._invocation, self._follow = user, invocation, follow
+        self._later = False  # a later run of the unit has begun
         self._running: _Running | None = None
         self._entries = _Entries()
         self._ready: deque[str] = deque()  # lines that were read but not given yet
@@ -248,7 +263,8 @@ class JournalLog:
             return bool(self._ready)
         self._silent = False
         for entry in self._entries.feed(data):
-            self._take(entry)
+            if not self.ended:
+                self._take(entry)
         return True
 
     def _take(self, entry: dict[str, Any] | None) -> None:
@@ -262,19 +278,56 @@ class JournalLog:
             if expected == cursor:
                 return  # it was read before
             self._ready.append(_note(GAP))
-        self._ready += text_lines(entry)
+        if self._invocation is None or self._belongs(entry):
+            self._ready += text_lines(entry)
+
+    def _belongs(self, entry: dict[str, Any]) -> bool:
+        """Whether an entry of the unit is one of this run: see the head of this module."""
+        if entry.get("OBJECT_SYSTEMD_INVOCATION_ID") == self._invocation:
+            return True
+        said = entry.get("USER_INVOCATION_ID") if self._user else entry.get("INVOCATION_ID") if entry.get("_PID") == "1" else None
+        of = said or entry.get("_SYSTEMD_INVOCATION_ID")
+        if of and of != self._invocation:
+            self._later = True
+            if not self._follow and said:
+                self.ended = True  # what follows is of later runs
+        return of == self._invocation or (not of and not self._later)
 
     def _start(self) -> _Running | None:
         """A new journalctl that goes on after the last entry; None: it is not time for another one yet."""
-        if self._starts and time.monotonic() - self._started < _AGAIN_S:
+        if self._started and time.monotonic() - self._started < (_AGAIN_S if self._starts else _POLL_S):
             return None
-        where = [f"--cursor={self.cursor}"] if self.cursor else []
-        lines = ["--follow", *(["--no-tail"] if not self.cursor else ["--lines=all"])] if self._follow else []
+        self._started = time.monotonic()
+        begin = self.cursor
+        if begin is None and self._invocation is not None and (begin := self._first()) is None:
+            if self._follow:
+                return None  # journald has not come to it yet
+            self.ended = True
+            return None
+        where = [f"--cursor={begin}"] if begin else []
+        lines = ["--follow", *(["--no-tail"] if not begin else ["--lines=all"])] if self._follow else []
         running = _Running(_argv([*lines, *where, *self._matches]))
         self._entries, self._resumed_at = _Entries(), self.cursor
-        self._started, self._silent = time.monotonic(), True
+        self._silent = True
         self._starts += 1
         return running
+
+    def _first(self) -> str | None:
+        """The cursor of the first entry that names this run; None if there is none (yet). Raises OpsError."""
+        running, entries, end = _Running(_argv(self._named)), _Entries(), time.monotonic() + _LOOK_S
+        try:
+            while (left := end - time.monotonic()) > 0:
+                if not select.select([running.output], [], [], left)[0]:
+                    break
+                data = os.read(running.output, 1 << 16)
+                for entry in entries.feed(data):
+                    if entry is not None and isinstance(entry.get("__CURSOR"), str):
+                        return str(entry["__CURSOR"])
+                if not data:
+                    return None
+        finally:
+            running.end()
+        raise Timeout(f"journalctl gave no answer within {_LOOK_S:g} s", why="The journal is very large, or its disk hangs")
 
     def _over(self, code: int, told: str) -> None:
         """A journalctl has ended: all was read, or another one goes on later. Raises OpsError for what no other one helps."""

@@ -43,10 +43,12 @@ _CGROUP = Path("/sys/fs/cgroup")
 _STATUS = (
     "Id", "LoadState", "LoadError", "ActiveState", "SubState", "Result", "MainPID", "ExecMainPID", "ExecMainCode", "ExecMainStatus", "NRestarts",
     "InvocationID", "StateChangeTimestamp", "ExecMainStartTimestampMonotonic", "ExecMainExitTimestamp", "ExecMainExitTimestampMonotonic",
-    "ActiveEnterTimestampMonotonic", "ActiveExitTimestampMonotonic", "RuntimeMaxUSec", "ControlGroup", "Slice", "Job", "SuccessExitStatus")
-_FACTS = (*_STATUS, "UnitFileState", "FragmentPath", "DropInPaths", "NeedDaemonReload", "ExecStart", "Restart", "KillMode", "SendSIGKILL",
+    "ActiveEnterTimestampMonotonic", "ActiveExitTimestampMonotonic", "RuntimeMaxUSec", "ControlGroup", "Slice", "SuccessExitStatus", "ExecStart")
+_FACTS = (*_STATUS, "UnitFileState", "FragmentPath", "NeedDaemonReload", "Restart", "KillMode", "SendSIGKILL",
           "TimeoutStopUSec", "TimeoutStartUSec", "MemoryMax", "User")
 _ACTIVE = {"active", "reloading", "refreshing", "maintenance"}
+_ENABLED = {"enabled": True, "enabled-runtime": True, "linked": False, "linked-runtime": False, "disabled": False, "masked": False,
+            "masked-runtime": False}  # what else there is (static, indirect, generated) says nothing about the boot
 _CLEAN_SIGNALS = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE}  # systemd calls an end by these a success
 _RESULTS = {
     "timeout": "a time limit of the unit passed", "oom-kill": "the kernel ended it: the machine, or its memory limit, was out of memory",
@@ -93,8 +95,7 @@ class SystemdManager:
             if told["LoadState"] == "not-found":
                 return ServiceStatus(state=ServiceState.UNKNOWN, detail=f"There is no unit `{self.unit}`")
             if told["LoadState"] not in ("loaded", "masked"):
-                why = told.get("LoadError", "").partition(" ")[2].strip('"')
-                return ServiceStatus(state=ServiceState.UNKNOWN, detail=f"systemd cannot read the unit `{self.unit}`: {why or told['LoadState']}")
+                return ServiceStatus(state=ServiceState.UNKNOWN, detail=f"systemd cannot read the unit `{self.unit}`: {_load_error(told)}")
         if not invocation:
             return self._forgotten(told)
         memory = self._remember(invocation, told)
@@ -136,7 +137,7 @@ class SystemdManager:
             more.append(f"it is in a restart loop: {loop}, and will do so again" if loop else "systemd will start it again")
         elif loop:
             more.append(loop)
-        return ServiceStatus(state=ServiceState.FAILED, detail="; ".join([how, *filter(None, more)]), **facts)
+        return ServiceStatus(state=ServiceState.FAILED, detail="; ".join([how, *filter(None, more)]), restarting=sub == "auto-restart", **facts)
 
     def _asked(self, told: Mapping[str, str], memory: Mapping[str, Any]) -> bool:
         """Whether the end of this run was asked for (by a stop of the unit): see the head of this module."""
@@ -285,7 +286,10 @@ class SystemdManager:
         return any(re.search(rf"(?:^|[\s=]){re.escape(one)}(?:\s|$)", exec_start) for one in spellings)
 
     def facts(self) -> dict[str, Any]:
-        """The unit as pages show it; never raises: `problem` says in a sentence what stands in the way ("" if nothing does)."""
+        """The unit as pages show it. Never raises: `problem` says in a sentence what stands in the way ("" if nothing does).
+
+        `stop_limit_s` and `start_limit_s` are seconds (None: without limit), `memory_max` bytes (None: none), `notes` unit_files.unit_notes.
+        """
         made: dict[str, Any] = {"name": self.unit, "scope": self.record.unit_scope, "state": None, "sub": None, "result": None, "restarts": None,
                                 "enabled": None, "needs_reload": None, "launcher_installed": None, "problem": ""}
         try:
@@ -294,17 +298,16 @@ class SystemdManager:
             return {**made, "problem": error.what}
         if told.get("LoadState") != "loaded":
             problems = {"not-found": f"There is no unit `{self.unit}`", "masked": f"The unit `{self.unit}` is masked: nobody may start it"}
-            why = told.get("LoadError", "").partition(" ")[2].strip('"') or "it does not say why"
-            made["problem"] = problems.get(told.get("LoadState", ""), f"systemd cannot read the unit `{self.unit}`: {why}")
+            made["problem"] = problems.get(told.get("LoadState", ""), f"systemd cannot read the unit `{self.unit}`: {_load_error(told)}")
         made |= {
             "state": told.get("ActiveState") or None, "sub": told.get("SubState") or None, "result": told.get("Result") or None,
-            "restarts": _number(told, "NRestarts"), "enabled": told.get("UnitFileState") or None,
+            "restarts": _number(told, "NRestarts"), "enabled": _ENABLED.get(told.get("UnitFileState", "")),
             "needs_reload": told.get("NeedDaemonReload") == "yes",
             "launcher_installed": self._starts_launcher(told.get("ExecStart", "")), "file": told.get("FragmentPath") or None,
             "user": told.get("User") or ("" if self.user else "root"), "restart": told.get("Restart") or None,
             "kill_mode": told.get("KillMode") or None,
             "stop_limit_s": systemctl.seconds(told.get("TimeoutStopUSec", "")), "start_limit_s": systemctl.seconds(told.get("TimeoutStartUSec", "")),
-            "memory_max": _amount(told.get("MemoryMax", "")), "notes": unit_notes(told),
+            "memory_max": _amount(told.get("MemoryMax", "")), "notes": unit_files.unit_notes(told),
         }
         return made
 
@@ -391,7 +394,7 @@ class SystemdManager:
 
     def _must_exist(self, told: Mapping[str, str]) -> None:
         if told.get("LoadState") == "not-found":
-            raise systemctl.refusal(["start", self.unit], 5, told.get("LoadError", "").partition(" ")[2].strip('"') or "not found", user=self.user)
+            raise systemctl.refusal(["start", self.unit], 5, _load_error(told), user=self.user)
         if told.get("LoadState") == "masked":
             raise systemctl.refusal(["start", self.unit], 1, f"Unit {self.unit} is masked.", user=self.user)
 
@@ -414,7 +417,7 @@ class SystemdManager:
                 return memory
         else:
             memory = {"invocation": invocation, "boot_id": processes.boot_id(), "release": None, "stopping": False}
-        made = {**memory, "release": self._release(_number(told, "MainPID"))}
+        made = {**memory, "release": self._release(_number(told, "MainPID")) or self._release_by_link(told)}
         if made != self._memory():
             self._write_memory(made)
         return made
@@ -437,6 +440,18 @@ class SystemdManager:
                     return one.name
         return None
 
+    def _release_by_link(self, told: Mapping[str, str]) -> str | None:
+        """Where the process cannot be asked (it is gone, or another user's): what `current` pointed at when the launcher read it."""
+        try:
+            since = time.time() - self.record.current.lstat().st_mtime
+        except OSError:
+            return None
+        began = _number(told, "ExecMainStartTimestampMonotonic")
+        if not began or since <= time.monotonic() - began / 1_000_000 or not self._starts_launcher(told.get("ExecStart", "")):
+            return None  # it was changed since
+        live = self.record.release_in_use()
+        return live.name if live else None
+
     def _linked_releases(self) -> list[Path]:
         """Releases that are links: an adopted environment, or one that is changed in place."""
         try:
@@ -455,26 +470,6 @@ class SystemdManager:
 # ---- reading what systemd says ----
 
 
-def unit_notes(told: Mapping[str, str]) -> list[str]:
-    """What a unit's settings mean for a vLLM server, one sentence each; [] if there is nothing to say."""
-    notes = []
-    restart = told.get("Restart", "")
-    if restart in ("on-failure", "on-abnormal", "on-abort", "on-watchdog"):
-        notes.append(f"Restart={restart} does not fire when vLLM's engine dies: vLLM ends with exit code 0 then. Restart=always does")
-    elif restart == "on-success":
-        notes.append("Restart=on-success fires when vLLM's engine dies (exit code 0), but not when it crashes")
-    kill_mode = told.get("KillMode", "")
-    if kill_mode in ("process", "none"):
-        notes.append(f"KillMode={kill_mode}: a stop leaves engine and workers to themselves, with their GPU memory. KillMode=mixed ends them")
-    if told.get("SendSIGKILL") == "no":
-        notes.append("SendSIGKILL=no: a server that ignores SIGTERM (vLLM does while it starts) is never ended by systemd")
-    if (limit := systemctl.seconds(told.get("TimeoutStopUSec", ""))) is not None and limit < 20:
-        notes.append(f"TimeoutStopSec={limit:g}: requests that are being answered are cut off after that time")
-    elif told.get("TimeoutStopUSec") == "infinity":
-        notes.append("TimeoutStopSec=infinity: an open stream can keep the server from ending for ever")
-    return notes
-
-
 def manager_environment(text: str) -> dict[str, str]:
     """What `systemctl show-environment` prints: NAME=VALUE, odd values as $'...' with C escapes."""
     found = {}
@@ -490,6 +485,11 @@ def manager_environment(text: str) -> dict[str, str]:
 def _number(told: Mapping[str, str], name: str) -> int | None:
     text = told.get(name, "")
     return int(text) if text.isdigit() else None
+
+
+def _load_error(told: Mapping[str, str]) -> str:
+    """`org.freedesktop.systemd1.NoSuchUnit "Unit x.service not found."`: its words."""
+    return told.get("LoadError", "").partition(" ")[2].strip('"') or told.get("LoadState") or "it does not say why"
 
 
 def _amount(text: str) -> int | None:

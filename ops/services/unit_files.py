@@ -15,11 +15,12 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ops.jobs.errors import BadInput, OpsError
+from ops.services import systemctl
 
 SYSTEM_PATH = (
     "/etc/systemd/system.control", "/run/systemd/system.control", "/run/systemd/transient", "/run/systemd/generator.early", "/etc/systemd/system",
@@ -495,3 +496,28 @@ def _os_release(key: str) -> str:
     text = Path("/etc/os-release").read_text(errors="replace")
     found = re.search(rf'^{key}="?([^"\n]*)"?$', text, re.MULTILINE)
     return found.group(1) if found else ""
+
+
+# ---- what settings mean ----
+
+
+def unit_notes(told: Mapping[str, str]) -> list[str]:
+    """What a unit's settings mean for a vLLM server, one sentence each; [] if there is nothing to say."""
+    notes = []
+    restart = told.get("Restart", "")
+    if restart in ("on-failure", "on-abnormal", "on-abort", "on-watchdog"):
+        notes.append(f"Restart={restart} does not fire when vLLM's engine dies: vLLM ends with exit code 0 then. Restart=always does")
+    elif restart == "on-success":
+        notes.append("Restart=on-success fires when vLLM's engine dies (exit code 0), but not when it crashes")
+    kill_mode = told.get("KillMode", "")
+    if kill_mode in ("process", "none"):
+        notes.append(f"KillMode={kill_mode}: a stop leaves engine and workers to themselves, with their GPU memory. KillMode=mixed ends them")
+    if told.get("SendSIGKILL") == "no":
+        notes.append("SendSIGKILL=no: a server that ignores SIGTERM (vLLM does while it starts) is never ended by systemd")
+    if (limit := systemctl.seconds(told.get("TimeoutStopUSec", ""))) is not None and limit < 20:
+        notes.append(f"TimeoutStopSec={limit:g}: requests that are being answered are cut off after that time")
+    elif told.get("TimeoutStopUSec") == "infinity":
+        notes.append("TimeoutStopSec=infinity: an open stream, or a start that is going on, can keep the server from ending for ever")
+    elif limit is not None and limit > 60:
+        notes.append(f"TimeoutStopSec={limit:g}: a stop while vLLM starts, or while a stream is open, may take all of it")
+    return notes
