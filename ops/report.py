@@ -12,6 +12,7 @@ from ops.jobs.pipeline import Context, Reporter
 
 KEPT_ONE = {EventType.PLAN_MADE, EventType.WARMUP_DONE, EventType.SWEEP_FINISHED, EventType.PURGE_RESULT, EventType.DIAGNOSIS,
             EventType.INTEGRITY, EventType.SWEEP_STARTED}
+SMOKE_SHOWN = ("name", "title", "outcome", "summary", "took_s", "detail")  # the whole answers are in the job's events
 KEPT_ALL = {EventType.SMOKE_RESULT, EventType.LEVEL_FINISHED, EventType.DOWNTIME_ENDED}
 
 
@@ -95,7 +96,7 @@ def _service(said: dict[str, Any], facts: dict[str, Any], base_url: str) -> dict
     return {
         "base_url": base_url,
         "warmup": said[EventType.WARMUP_DONE],
-        "smoke": said.get(EventType.SMOKE_RESULT, []),
+        "smoke": [{name: one[name] for name in SMOKE_SHOWN if name in one} for one in said.get(EventType.SMOKE_RESULT, [])],
         "guards": facts.get("guards", []),
     }
 
