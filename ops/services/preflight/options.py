@@ -19,8 +19,8 @@ from ops.environments import packages
 from ops.jobs.errors import BadInput, CommandFailed, OpsError, Timeout
 from ops.records import ServiceRecord
 from ops.services import state, vllm_arguments
+from ops.services.preflight.built import vllm_of
 from ops.services.preflight.looks import Looks
-from ops.services.preflight.release import vllm_of
 from ops.services.preflight.surroundings import Surroundings
 
 HELP_LIMIT_S = 300.0

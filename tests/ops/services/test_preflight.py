@@ -120,7 +120,8 @@ def test_flags_and_address_must_name_one_port(whole: Make, job: Job) -> None:
     (lambda folder: (folder / "config.json").write_text("{"), "is not valid JSON"),
     (lambda folder: (folder / "model-0.safetensors").unlink(), "`model-0.safetensors` is missing"),
     (lambda folder: shard(folder / "model-1.safetensors", cut=3), "`model-1.safetensors` is cut off"),
-    (lambda folder: (folder / "model-1.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"), "is only a Git LFS pointer"),
+    (lambda folder: (folder / "model-1.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+     "is only a Git LFS pointer"),
     (lambda folder: [path.unlink() for path in folder.glob("model*")], "holds no weights"),
     (lambda folder: model(folder, {"num_attention_heads": 7}), "7 attention heads cannot be split over 2 GPUs"),
     (lambda folder: model(folder, {"text_config": {"num_attention_heads": 9}}), "9 attention heads"),
@@ -204,10 +205,13 @@ def built(record: ServiceRecord, packages: dict[str, str], help_text: str = HELP
     (base / "include" / "python3.11").mkdir(parents=True)
     (base / "include" / "python3.11" / "Python.h").touch()
     (release / "pyvenv.cfg").write_text(f"home = {base}/bin\nversion = 3.11.0\n")
+    (base / "bin").mkdir()
+    (base / "bin" / "python").write_text("#!/bin/sh\n")
+    (base / "bin" / "python").chmod(0o755)
+    (release / "bin" / "python").symlink_to(base / "bin" / "python")
     for name, said in (("gcc", ""), ("ninja", ""), ("nvcc", "Cuda compilation tools, release 13.0, V13.0.88")):
         (release / "bin" / name).write_text(f"#!/bin/sh\necho '{said}'\n")
         (release / "bin" / name).chmod(0o755)
-    (release / "bin" / "python").symlink_to("/bin/true")
     for name, version in packages.items():
         info = library / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
