@@ -1,0 +1,81 @@
+"""A service controlled by a person in a real browser, over the whole product: stopped, looked at for leftovers, started, crashed and diagnosed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.walks.browser_console import chromium
+from tests.walks.practice_stack import PracticeStack, practice_stack, wait_until
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
+SLOW = 90_000  # ms: a deadline to poll for, on two busy cores
+
+
+@pytest.fixture
+def stack(short_path: Path) -> Iterator[PracticeStack]:
+    with practice_stack(short_path, speed=20) as made:
+        yield made
+
+
+def ends(page: Page, state: str = "succeeded") -> None:
+    page.wait_for_url(re.compile(r"/jobs/\d+/"))
+    expect(page.locator(".page-head .state", has_text=re.compile(state, re.I)).first).to_be_visible(timeout=SLOW)
+
+
+def confirmed(page: Page, button: str, *, then: str) -> None:
+    """Presses a button that asks, and its answer."""
+    page.get_by_role("group", name="Control kimi-k25").get_by_role("link", name=button).click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name=then).click()
+
+
+def test_a_person_stops_starts_and_is_told_why_it_crashed(stack: PracticeStack) -> None:
+    said: list[str] = []
+    service = f"{stack.address}/services/practice/kimi-k25/"
+
+    def shows(state: str) -> None:
+        wait_until(lambda: page.goto(service) and page.locator(f"[data-service-state={state}]").count(), 60, f"the page says {state}")
+
+    with chromium() as browser:
+        page = browser.new_context(viewport={"width": 1440, "height": 1000}).new_page()
+        page.on("console", lambda message: said.append(f"{message.type}: {message.text} ({message.location.get('url', '')})"))
+        page.on("pageerror", lambda error: said.append(f"error: {error}"))
+        page.goto(stack.sign_in_link)
+        page.get_by_role("button", name=re.compile("sign in", re.I)).click()
+        shows("healthy")
+
+        confirmed(page, "Stop…", then="Stop kimi-k25")
+        ends(page)
+        shows("stopped")
+        expect(page.get_by_role("heading", name="kimi-k25 is stopped")).to_be_visible()
+
+        page.get_by_role("button", name="Check leftovers").click()
+        ends(page)
+        expect(page.locator("#left")).to_be_visible()  # files of the same user may lie about on this machine; processes of the service must not
+        assert "It belonged to kimi-k25" not in page.inner_text("main")
+
+        page.goto(service)
+        confirmed(page, "Start…", then="Start kimi-k25")
+        page.wait_for_url(re.compile(r"/jobs/\d+/"))
+        expect(page.get_by_role("heading", name="Warmup", exact=True)).to_be_visible(timeout=SLOW)
+        ends(page)
+        page.get_by_role("navigation", name="Steps").get_by_text("Smoke tests").click()
+        expect(page.get_by_text("What is the capital of").first).to_be_attached(timeout=SLOW)
+        shows("healthy")
+        expect(page.locator("#warmups .main-svg").first).to_be_visible()
+
+        os.kill(json.loads(next(stack.state.rglob("services/kimi-k25/process.json")).read_text())["pid"], signal.SIGKILL)
+        shows("failed")
+        wait_until(lambda: page.goto(service) and page.locator("#failure-1").count(), 60, "the end that nobody asked for is listed")
+        expect(page.get_by_role("heading", name="kimi-k25 does not answer")).to_be_visible()
+        page.locator("#failure-1 summary").click()
+        expect(page.locator("#failure-1")).to_contain_text(re.compile("SIGKILL|exit code|not seen"))
+        assert not said, "\n".join(said)
