@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 
 from dashboard.models.lean import LeanManager
+from ops.services import failures
 
 
 class Node(models.Model):
@@ -52,6 +53,11 @@ class Service(models.Model):
 
     def __str__(self) -> str:
         return f"{self.node.name}/{self.name}"
+
+    @property
+    def failure_key(self) -> str:
+        """As the node's telemetry has it (`failure` of a service): another one says that `failures` will be others in a moment."""
+        return failures.key(self.failures)
 
 
 class Channel(models.Model):

@@ -131,6 +131,7 @@ class Telemetry:
             services[record.name] = status or {
                 "state": "unknown", "pid": None, "start_ticks": None, "started_at": None, "release": None, "exit_code": None, "log_path": None,
                 "detail": "Its state could not be read within the last seconds"}
+            services[record.name] = {**services[record.name], "failure": failures.key(self._failures(record.name) or [])}
         snapshot: GpuSnapshot | None = self._gpus.fresh()
         if snapshot is None:
             snapshot = GpuSnapshot(gpus=[], source=self.config.gpu_source, problem=self._problem or "No reading of the GPUs within the last seconds")
@@ -156,13 +157,17 @@ class Telemetry:
             # Secrets stay here: a job's order brings the record back as it was announced, and the runner takes the whole one from services.d.
             shown = redact.hide_in_record(record.as_dict())
             found = self.inventory.of(record.name)
-            if found["failures"] is not None:
-                found["failures"] = failures.merged(found["failures"], self.failures.unsaved(record.name))
+            found["failures"] = self._failures(record.name)
             if record.manager != "systemd" or record.name in self._units:
                 found["unit"] = self._units.get(record.name)
             services.append({"record": shown, "packages": told, **found, "launch": self._launch(record, shown)})
         return {"node": self.config.name, "at": time.time(), "practice": self.config.practice, "facts": facts, "services": services,
                 "channels": self._channels}
+
+    def _failures(self, name: str) -> list[dict[str, Any]] | None:
+        """The last failures of a service, oldest first; None until they were read."""
+        known = self.inventory.of(name)["failures"]
+        return None if known is None else failures.merged(known, self.failures.unsaved(name))
 
     def _launch(self, record: ServiceRecord, shown: dict[str, Any]) -> dict[str, Any]:
         """What the next start will be given; `shown` is the record with its secrets hidden."""

@@ -286,6 +286,14 @@ def merged(known: list[dict[str, Any]], unsaved: list[dict[str, Any]]) -> list[d
     return [*[one for one in known if not any(_same(one, other) for other in unsaved)], *unsaved][-KEPT:]
 
 
+def key(told: Any) -> str:
+    """Changes with a new failure, and when the newest one got its diagnosis; "" where there is none. For a page that shows them."""
+    newest = told[-1] if isinstance(told, list) and told else None
+    if not isinstance(newest, dict) or not isinstance(newest.get("at"), int | float):
+        return ""
+    return f"{newest['at']:.3f}:{int(bool(newest.get('diagnosis') or newest.get('problem')))}"
+
+
 def _failure(*, invocation: str, release: str | None, exit_code: int | None, ended_at: float | None, restarts: int | None, where: str, detail: str,
              began_at: float | None = None) -> dict[str, Any]:
     return {"at": time.time(), "began_at": began_at, "ended_at": ended_at, "release": release, "invocation": invocation, "exit_code": exit_code,

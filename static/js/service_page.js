@@ -53,12 +53,18 @@ if (warmups && document.getElementById("warmups")) {
       annotations: [unit(minutes ? "min" : "seconds"), ...(warmups.practice ? [practiceMark()] : []), ...(bars.length > 1 ? [{ ...target(usual / scale, "usual").note, x: 1, yanchor: "middle", xshift: 8 }] : []),
         ...bars.map((bar, n) => ({ x: n, y: bar.total_s / scale, yshift: 10, text: minutes ? clock(bar.total_s) : `${bar.total_s.toFixed(1)} s`, showarrow: false, font: { size: 11, color: token("text"), weight: 500 } }))] } }));
 }
-// Its state is in the page's head, its notices and its buttons: when it is another one for some seconds, the page is loaded anew.
+// Its state is in the page's head, its notices and its buttons: when it is another one for some seconds, the page is loaded anew. So it is when the
+// node has another failure to tell, or has found out why.
+const head = document.querySelector("[data-failure]");
+const toldFailure = (services) => { const told = services?.[head?.dataset.service]?.failure; return typeof told === "string" && told !== head.dataset.failure && told !== sessionStorage.getItem("failure-seen") ? told : null; };
 let differs = 0;
 stream?.on("telemetry", (told) => {
-  if (!servicesDiffer(document, told.services)) { differs = 0; return; }
+  if (!servicesDiffer(document, told.services) && toldFailure(told.services) === null) { differs = 0; return; }
   differs += 1;
-  if (differs >= 6 && !document.querySelector("dialog[open], details[open]")) location.reload();
+  if (differs < 6 || document.querySelector("dialog[open], details[open]")) return;
+  const failure = toldFailure(told.services); // once for each: should the console keep another form of it, the page is not loaded for ever
+  if (failure !== null) sessionStorage.setItem("failure-seen", failure);
+  location.reload();
 });
 // A job of this page that ended changes nearly all of it.
 const open = new Set();

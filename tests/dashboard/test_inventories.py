@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from dashboard import from_a_node, inventories
 from dashboard.announcements import apply_announcement
 from dashboard.models import Service
+from ops.services import failures
 from tests.dashboard.conftest import SERVICE
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -121,6 +122,13 @@ def test_the_newest_failures_and_warmups_are_kept_and_their_texts_cut() -> None:
     assert [one["at"] for one in found["failures"]] == [one["at"] for one in found["warmups"]] == [float(n) for n in range(30, 50)]
     assert (len(found["failures"][0]["detail"]), len(found["failures"][0]["diagnosis"]["text"])) == (2000, 2000)
     assert len(json.dumps(found)) < 500_000
+
+
+def test_a_page_knows_a_failure_by_the_same_key_as_the_nodes_telemetry() -> None:
+    for told in ([], [FAILURE], [FAILURE, {**FAILURE, "at": 1700000000.1239996, "diagnosis": None}]):
+        apply_announcement(said(failures=told))
+        assert Service.objects.get().failure_key == failures.key(told)
+    assert Service(failures={"x": 1}).failure_key == Service(failures=["x"]).failure_key == ""
 
 
 def test_unknown_is_none_and_never_zero() -> None:

@@ -156,6 +156,7 @@ def test_an_announcement_has_the_last_failures_and_warmups(running: Telemetry, r
     told = until(lambda: (one := running.announcement()["services"][0])["failures"] and one["failures"][0]["diagnosis"] and one, 30)
     assert told["failures"][0]["diagnosis"]["text"] == "ValueError: no weights" and told["failures"][0]["exit_code"] == 0
     assert [one["total_s"] for one in told["warmups"]] == [5.0] and told["unit"] is None
+    assert running.sample()["services"]["a"]["failure"] == f"{told['failures'][0]['at']:.3f}:1"
 
 
 def test_facts_of_a_unit_are_asked_for_when_its_state_changes_and_not_at_each_look(
