@@ -12,7 +12,7 @@ from typing import Any
 
 from ops.environments import guard_list, in_place, releases
 from ops.gpus.open_source import open_source
-from ops.jobs import claim
+from ops.jobs import claim, marks
 from ops.jobs.envelope import check_record
 from ops.jobs.errors import BadInput, Cancelled, OpsError, Refused
 from ops.jobs.events import EventType
@@ -50,7 +50,25 @@ def look_before_start(context: Context) -> str:
     record = context.the_service
     if runs_already(context):
         return f"{record.name} runs already: it is watched, and tested"
-    return redeploy.look_before_restart(context)
+    in_the_way = _left_of_earlier_runs(context)
+    note = redeploy.look_before_restart(context)
+    if in_the_way:
+        raise OpsError(in_the_way, why="They hold memory, or its port, and would have to end first", kind="leftovers",
+                       hint="End them (the job `end-leftovers`), or restart the service: that stops them first")
+    return note
+
+
+def _left_of_earlier_runs(context: Context) -> str:
+    """What is left of earlier runs of the service and keeps it from starting, in a sentence; "" if nothing is. A restart would stop it first."""
+    record = context.the_service
+    left = tell_leftovers(context, record, only_what_matters=True)
+    blocking = manager_for(record).pids() | {one["pid"] for one in (left.own if left is not None else []) if one["gpus"]}
+    if not blocking:
+        return ""
+    title = f"Processes of an earlier run of service `{record.name}` are still there: {marks.tell(sorted(blocking)[:10])}"
+    context.finding("preflight", "stop", title, why="They hold memory, or its port", fix="End them: the job `end-leftovers`", part="host",
+                    look="leftovers")
+    return title
 
 
 def runs_already(context: Context) -> bool:
@@ -121,7 +139,7 @@ def free_after_stop(context: Context) -> str:
         return error.what
     stopping.record_baseline(record, source.read())
     left = tell_leftovers(context, record)
-    return note if left is None or left.empty else f"{note}; left: {left.words()}"
+    return f"{note}; left: {left.words()}" if left is not None and left.matters else note
 
 
 # ---- leftovers ----
@@ -163,7 +181,7 @@ def end_listed(context: Context) -> str:
         return f"{note}; {error.what}"
 
 
-def tell_leftovers(context: Context, record: ServiceRecord, *, only_if_any: bool = False) -> Leftovers | None:
+def tell_leftovers(context: Context, record: ServiceRecord, *, only_what_matters: bool = False) -> Leftovers | None:
     """Says what a stop left behind. It is told beside the stop, and decides nothing: what cannot be looked at is a note. None if it cannot at all."""
     try:
         left = leftovers.look(record, open_source(context.config), others=_others(context, record))
@@ -172,7 +190,7 @@ def tell_leftovers(context: Context, record: ServiceRecord, *, only_if_any: bool
         return None
     for problem in left.problems:
         context.finding("leftovers", "note", problem)
-    if not (only_if_any and left.empty):
+    if left.matters or not only_what_matters:
         context.emit(EventType.LEFTOVERS, left.as_dict())
     return left
 
@@ -341,6 +359,11 @@ def diagnose_log(context: Context) -> str:
     context.emit(EventType.DIAGNOSIS, said | {"service": record.name, "exit_code": status.exit_code, "log": where})
     if not found.lines:
         return "it has no log: it never ran here"
+    if not found.fault and status.state == ServiceState.FAILED:
+        context.finding("diagnosis", "warning", f"{status.detail}; its log names no cause",
+                        why="Somebody, or the kernel, may have ended it: a killed process writes nothing",
+                        fix="Look at the kernel log for an out-of-memory kill or an Xid line")
+        return f"{found.lines:,} lines that name no cause; {status.detail}"
     if not found.fault:
         return f"{found.lines:,} lines, no fault ({found.state})"
     return f"{found.lines:,} lines; line {found.line:,}: {said['text'][:200]}" if found.line else f"{found.lines:,} lines: {said['diagnosis'][:200]}"

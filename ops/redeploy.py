@@ -299,8 +299,8 @@ def gpus_free(context: Context) -> str:
             control.tell_leftovers(context, record)
         raise
     stopping.record_baseline(record, source.read())
-    left = control.tell_leftovers(context, record, only_if_any=True)
-    return note if left is None or left.empty else f"{note}; left: {left.words()}"
+    left = control.tell_leftovers(context, record, only_what_matters=True)
+    return f"{note}; left: {left.words()}" if left is not None and left.matters else note
 
 
 def switch_release(context: Context) -> str:

@@ -53,8 +53,9 @@ class Leftovers:
         return [process for process in self.processes if process["own"]]
 
     @property
-    def empty(self) -> bool:
-        return not (self.processes or self.gpus or self.ports or self.shm or self.ipc)
+    def matters(self) -> bool:
+        """Whether something holds what the next start needs. Rendezvous files and dead sockets, of which each hard end leaves some, hold nothing."""
+        return bool(self.processes or self.gpus or self.ports or self.shm)
 
     def words(self) -> str:
         """One line for a step list."""

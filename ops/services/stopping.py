@@ -7,12 +7,14 @@ Each of these is told while it is waited for.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ops.gpus import processes
 from ops.gpus.source import MIB, GpuProcess, GpuReading, GpuSnapshot, GpuSource
+from ops.jobs import marks
 from ops.jobs.errors import OpsError
 from ops.jobs.pipeline import Context
 from ops.records import ServiceRecord
@@ -49,9 +51,12 @@ def stop(context: Context, record: ServiceRecord, *, timeout_s: float | None = N
         context.log(f"It is still starting: vLLM ignores SIGTERM then, so what is left after {timeout_s:g} s is ended by SIGKILL")
     context.log(f"SIGTERM to {'its processes' if main is None else f'process {main}'}; {len(seen)} processes belong to the service")
     manager.terminate()
+    if not status.runs:  # its main process is gone: nobody would ask the others
+        for pid in seen:
+            marks.send(pid, signal.SIGTERM, lambda pid: pid in manager.pids())
     ownership.remember(record, status, manager.pids(), ending=True)  # what was started since the first look
     left = _wait_until_gone(context, manager.pids, timeout_s, explain=lambda left: _why_still(record, main, seen, left),
-                            over=_Workers(main).had_their_time)
+                            over=_Workers(main).had_their_time if main is not None or not status.runs else None)
     waited = time.monotonic() - began
     if not left:
         return f"ended {waited:.1f} s after SIGTERM"
@@ -76,7 +81,7 @@ class _Workers:
         self._main, self._gone_at = main, 0.0
 
     def had_their_time(self, left: set[int]) -> bool:
-        if self._main is None or self._main in left:
+        if self._main in left:
             self._gone_at = 0.0
             return False
         self._gone_at = self._gone_at or time.monotonic()

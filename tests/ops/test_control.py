@@ -147,6 +147,10 @@ def test_a_stop_after_which_a_gpu_is_held_is_partial_and_names_who_holds_it(make
     os.kill(status.pid, signal.SIGKILL)
     wait_for(lambda: manager.status().state == "failed")
 
+    outcome = run(given, "start")
+    assert (outcome.state, outcome.rollback) == (JobState.FAILED, "none") and "of an earlier run" in outcome.reason
+    assert starting.ownership.left_over(record, manager), "a start ends nothing that it has not started"
+
     outcome = run(given, "stop")
     assert outcome.state == JobState.PARTIAL and f"pid {worker}" in outcome.reason and "1 processes of it can be ended" in outcome.reason
     [told] = given.of("leftovers")[-1]["processes"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
@@ -181,6 +182,14 @@ def test_workers_get_little_time_once_the_main_process_is_gone(make_record: Make
     record = make_record({"children": ["plain"], "serve": True})
     running(job, record)
     assert "the main process ended, others stayed" in stopping.stop(job.context, record, timeout_s=600)
+
+
+def test_workers_whose_main_process_is_gone_already_are_asked_themselves(make_record: Make, job: Job) -> None:
+    record = make_record({"children": ["plain"], "serve": True})
+    manager = running(job, record)
+    os.kill(manager.status().pid or 0, signal.SIGKILL)
+    wait_for(lambda: manager.status().state == "failed")
+    assert len(manager.pids()) == 1 and "after SIGTERM" in stopping.stop(job.context, record, timeout_s=600)
 
 
 def test_clients_that_hold_a_stream_are_counted_when_only_the_main_process_is_left(make_record: Make) -> None:
