@@ -10,8 +10,8 @@ The last error of a log is mostly a wrapper ("Engine core initialization failed.
 4. Beside the log the kernel's lines of the same time may tell more: a GPU that fell off the bus, a process killed for memory.
 
 Size does not matter. A run's beginning is read line by line and only candidates are kept. While a server serves, and after a run's first
-`_READ_LINES` lines, whole blocks are only searched for the words that tell a death, a stop or a new start; the last lines before such a word are
-kept, and then read after all. Of a file with many runs only the last ones are read.
+`_READ_LINES` lines, whole blocks are only searched for the words that tell a death, a stop or a new start; the last lines before a death are kept,
+and then read after all. Of a file with many runs only the last ones are read.
 """
 
 from __future__ import annotations
@@ -190,34 +190,45 @@ _QUICK = Quick(
 _TRAFFIC = Quick(r'"POST /\S+ HTTP/\d\.\d" 200\b|Avg prompt throughput: ')
 
 # A long log is not read in full. While a server serves it may be endless and full of clients' mistakes, which count for nothing unless it dies; a
-# start that writes more than this is mostly repetition. Then only these words are looked for, in whole blocks: each line that `_EVENT` knows
-# holds one of them. The last lines are kept, and read in full when one of `_WAKES` comes.
-_READ_LINES = 12_000  # of each run, from its beginning
-_WORDS = (
+# start that writes more than this is mostly repetition. Then only these words are looked for, in whole blocks: each line that `_WAKES` and
+# `_NEWS` know holds one of them. The last lines are kept, and read in full when one of `_WAKES` comes.
+_READ_LINES = 10_000  # of each run, from its beginning
+_DEATH_WORDS = (
     b"ialization failed", b"failed to start", b"EngineDeadError", b"a fatal error", b"unexpectedly", b"process exited", b"Failed with result",
-    b"[exit code ", b"operation timed out", b"terminate called", b"egmentation fault", b"egfault ", b"core dumped", b"NVRM: ", b"oom-kill", b"Killed", b"killed by the",
-    b"Timed out waiting", b"attempting to bind", b"signal=SIGTERM", b"shutdown triggered", b"Shutting down", b"systemd", b"startup complete",
-    b"detected platform", b" version ", b"non-default args",
+    b"[exit code ", b"operation timed out", b"terminate called", b"egmentation fault", b"egfault ", b"core dumped", b"NVRM: ", b"oom-kill",
+    b"Killed", b"killed by the", b"Timed out waiting", b"attempting to bind",
+)
+_OTHER_WORDS = (
+    b"signal=SIGTERM", b"shutdown triggered", b"Shutting down", b"systemd", b"startup complete", b"detected platform", b"  version ",
+    b"server version ", b", serving model",    b"non-default args",
 )
 # Journal entries as JSON: a message with control characters is a list of numbers there, in which no word can be found.
 _NUMBERS = (b'"MESSAGE":[', b'"MESSAGE" : [')
-_ANY_WORD = re.compile(b"|".join(re.escape(word) for word in _WORDS + _NUMBERS))
-_WAKES = re.compile(
+_WAKES = Quick(
     _DEATH.pattern.replace("$", r"\s*$") + r"|NVRM: |oom-kill|Killed process|killed by the OOM killer|segfault at|Timed out waiting for engine")
-_EVENT = re.compile(
-    f"{_WAKES.pattern}|{_BANNER.pattern}|{_SERVING.pattern}|received signal=SIGTERM|shutdown triggered|Shutting down|detected platform"
-    r"|non-default args|systemd.*\b(?:Started|Starting|Stopping) "
+_NEWS = Quick(
+    f"{_BANNER.pattern}|{_SERVING.pattern}|signal=SIGTERM|shutdown triggered|Shutting down|detected platform|non-default args"
+    r"|systemd.*\b(?:Started|Starting|Stopping) "
 )
 # In a start that is too long to be read in full these are looked at too, with the lines after them, some times.
 _TROUBLE = (b"Traceback (most recent call last)", b"rror: ", b" ERROR ", b"fatal")
-_ANY_WORD_OR_TROUBLE = re.compile(b"|".join(re.escape(word) for word in _WORDS + _NUMBERS + _TROUBLE))
-_TROUBLES, _TROUBLE_LINES = 50, 60
-_WAKINGS = 8  # of one run: what dies oftener dies of the same
-_DEATH_LINES, _LATER_LINES = 4000, 500  # read before and after its first death, and after later ones
+_TROUBLES, _TROUBLE_LINES = 40, 50
+_WAKINGS = 5  # of one run: what dies oftener dies of the same
+_DEATH_LINES, _LATER_LINES = 3000, 300  # read before and after its first death, and after later ones
 _KEPT_BYTES = 1 << 20
 _DEATHS_KEPT = 200
-_STARTS_READ, _START_LINES = 500, 20  # after systemd says that something starts: so often, so many lines are read, to see whether it was the service
+_STARTS_READ, _START_LINES = 100, 20  # after systemd says that something starts: so often, so many lines are read, to see whether it was the service
 _ECHO = frozenset({"logger.py", "request_logger.py"})  # files of vLLM that log what clients send
+
+
+@lru_cache(maxsize=16)
+def _looked_for(deaths: bool, trouble: bool, numbers: bool) -> tuple[bytes, ...]:
+    return (*(_DEATH_WORDS if deaths else ()), *_OTHER_WORDS, *(_TROUBLE if trouble else ()), *(_NUMBERS if numbers else ()))
+
+
+@lru_cache(maxsize=16)
+def _any_of(words: tuple[bytes, ...]) -> re.Pattern[bytes]:
+    return re.compile(b"|".join(re.escape(word) for word in words))
 
 
 @dataclass(slots=True)
@@ -318,12 +329,12 @@ class _Reader:
     def _skip(self, data: bytes, at: int) -> int:
         """Goes on to the next line that holds one of the words; the size of `data` if there is none."""
         run = self.run
-        trouble = run.serving is None and run.troubles < _TROUBLES
-        words = (*_WORDS, *(_NUMBERS if data.startswith(b"{") else ()), *(_TROUBLE if trouble else ()))
+        words = _looked_for(
+            run.wakings < _WAKINGS, run.serving is None and run.troubles < _TROUBLES, data.startswith(b"{"))
         if at == 0 and not any(word in data for word in words):
             found = None  # the usual case, and quicker than the expression
         else:
-            found = (_ANY_WORD_OR_TROUBLE if trouble else _ANY_WORD).search(data, at)
+            found = _any_of(words).search(data, at)
         upto = len(data) if found is None else max(at, data.rfind(b"\n", at, found.start()) + 1)
         if upto > at:
             piece = data[at:upto]
@@ -343,25 +354,23 @@ class _Reader:
         if raw.startswith("{"):
             raw = unwrapped(raw)  # a message with control characters is a list of numbers there: no word could be found in it
         if run.lines >= run.read_until:
-            if _EVENT.search(raw) is None:
-                if run.serving is None and run.troubles < _TROUBLES and any(word in line for word in _TROUBLE):
-                    run.troubles += 1
-                    run.read_until = run.lines + _TROUBLE_LINES
-                else:
-                    self.number -= 1
-                    self._keep_unread(line + b"\n")
-                    self.number += 1
-                    return
-            elif _WAKES.search(raw):
-                if run.wakings >= _WAKINGS:
-                    return
+            if run.wakings < _WAKINGS and _WAKES.search(raw) is not None:
                 run.wakings += 1
                 size = _LATER_LINES if run.deaths else _DEATH_LINES
                 self._read_kept(size)
                 run.read_until = run.lines + size
-            elif run.starts < _STARTS_READ and "systemd" in raw:
-                run.starts += 1
-                run.read_until = run.lines + _START_LINES
+            elif _NEWS.search(raw) is not None:
+                if run.starts < _STARTS_READ and "systemd" in raw:
+                    run.starts += 1
+                    run.read_until = run.lines + _START_LINES
+            elif run.serving is None and run.troubles < _TROUBLES and any(word in line for word in _TROUBLE):
+                run.troubles += 1
+                run.read_until = run.lines + _TROUBLE_LINES
+            else:
+                self.number -= 1
+                self._keep_unread(line + b"\n")
+                self.number += 1
+                return
         self._take(self.number, raw)
 
     def _read_kept(self, count: int) -> None:
@@ -664,7 +673,7 @@ def diagnose_lines(
 
 
 _WINDOWS = (1 << 21, 1 << 24)  # bytes
-_STARTS = re.compile(rb"server version |, serving model|[\x80-\xff] +version \d|detected platform|systemd.*Start(?:ed|ing) ")
+_STARTS = (b"  version ", b"server version ", b"detected platform", b"Started ")
 
 
 def _blocks_of(lines: Iterable[str]) -> Iterator[bytes]:
@@ -687,7 +696,7 @@ def _read_end(path: Path, start: int, known: Sequence[Rule] | None, kernel: Iter
         begin = file.tell()
         starts = 0
         while (block := file.read(1 << 20)) and starts < 3:
-            starts += len(_STARTS.findall(block))
+            starts += sum(block.count(word) for word in _STARTS)
         if starts < 3:
             return None
         reader = _Reader(rules() if known is None else known, log_files.count(path, begin))
