@@ -122,7 +122,7 @@ class Unit:
                          "code=(null) ; status=0/0 }" if words else "",
             "Restart": self.settings.get("Restart", "no"), "KillMode": self.settings.get("KillMode", "control-group"),
             "SendSIGKILL": "yes", "TimeoutStopUSec": f"{self.seconds('TimeoutStopSec', 90):g}s", "TimeoutStartUSec": "1min 30s",
-            "MemoryMax": "infinity", "LimitNOFILE": "524288", "User": self.settings.get("User", "")}
+            "Type": self.settings.get("Type", "simple"), "MemoryMax": "infinity", "LimitNOFILE": "524288", "User": self.settings.get("User", "")}
 
 
 # ---- the programs ----

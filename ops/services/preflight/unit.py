@@ -67,9 +67,8 @@ def _launcher(looks: Looks, record: ServiceRecord, installed: bool, plan: Mappin
     if installed:
         looks.add("ok", f"The unit starts the launcher `{path}`")
         return
-    command = f"python -m ops adopt --unit {record.unit} --apply --install" + (" --user" if record.unit_scope == "user" else "")
-    folder = "/etc/systemd/system" if record.unit_scope == "system" else "~/.config/systemd/user"
-    text = f"`{folder}/{record.unit}.d/50-roundhouse.conf` with [Service], ExecStart= (empty), ExecStart={systemd_word(str(path))}"
+    place, lines, command = _drop_in(looks, record)
+    text = f"`{place}` with the lines {' / '.join(lines)}"
     if plan is None:
         looks.add("warning", f"The unit `{record.unit}` starts a command of its own, not the launcher",
                   why="What runs is what its ExecStart= says: the release in use and the launch settings count only once the drop-in is installed",
@@ -79,10 +78,20 @@ def _launcher(looks: Looks, record: ServiceRecord, installed: bool, plan: Mappin
                   why=f"Its ExecStart= is a command of its own. What is missing: {text}", fix=f"An admin runs once: `{command}`")
 
 
-def systemd_word(path: str) -> str:
-    """A path as ExecStart= takes it."""
-    escaped = path.replace("\\", "\\\\").replace("%", "%%").replace("$", "$$").replace('"', '\\"')
-    return f'"{escaped}"' if any(one in path for one in " \t\"'\\;") else escaped
+def _drop_in(looks: Looks, record: ServiceRecord) -> tuple[str, list[str], str]:
+    """Where the drop-in belongs, its lines as an adoption of the unit makes them, and the command that installs it."""
+    from ops.services import adoption
+
+    try:
+        made = adoption.read(record.unit, user=record.unit_scope == "user", paths=looks.context.paths, name=record.name)
+        if made.record.root == record.root:
+            lines = [line for line in made.drop_in.splitlines() if line and not line.startswith("#")]
+            return made.drop_in_path, lines, adoption.install_command(made)
+    except OpsError:
+        pass  # what it starts now is not vLLM, say: what has to stand there is the same
+    folder, user = ("/etc/systemd/system", "") if record.unit_scope == "system" else ("~/.config/systemd/user", " --user")
+    return (f"{folder}/{record.unit}.d/{adoption.DROP_IN}", ["[Service]", "ExecStart=", f"ExecStart={launch.launch_path(record)}"],
+            f"python -m ops adopt --unit {record.unit}{user} --name {record.name} --apply --install")
 
 
 def _type(looks: Looks, record: ServiceRecord, manager: SystemdManager) -> None:
