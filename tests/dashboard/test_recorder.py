@@ -192,6 +192,16 @@ def test_a_repair_that_fails_gives_the_lock_back_and_one_that_succeeds_frees_it(
         assert list(JobLock.objects.filter(held=True).values_list("job__number", flat=True)) == held_by
 
 
+def test_a_stop_is_let_in_on_a_kept_lock_and_leaves_it_kept_however_it_ends(told: tuple[Job, Speaker], service: Service) -> None:
+    _, node = told
+    record([node.claimed(), node.finished("failed", rollback="failed")])
+    for fence, type, end, held_by in ((8, "stop", "succeeded", [1]), (9, "end-leftovers", "partial", [1]), (10, "restart", "failed", [1]),
+                                      (11, "start", "succeeded", [])):
+        job = Speaker(new_job(service, type=type))
+        record([job.claimed(type=type, fence={"service:kimi-k25": fence}), job.finished(end)])
+        assert list(JobLock.objects.filter(held=True).values_list("job__number", flat=True)) == held_by
+
+
 def test_the_higher_fence_has_the_lock(told: tuple[Job, Speaker], service: Service) -> None:
     """The first job's end was not told yet, but the node gave the lock to the second: it knows."""
     _, node = told
