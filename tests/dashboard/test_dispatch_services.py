@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from dashboard import dispatch
 from dashboard.models import AuditEntry, Job, Node, Service
 from dashboard.recorder import record
-from ops import launch_settings, sealed
+from ops import launch_settings, sealed, smoke_set
 from ops.agent.config import NodeConfig, NodePaths
 from ops.jobs.errors import BadInput, Busy, OpsError
 from ops.jobs.events import EventType
@@ -214,3 +214,22 @@ def test_a_node_that_has_told_no_settings_or_no_key_gets_none(told_settings: Ser
     told_settings.launch = {}
     with pytest.raises(BadInput, match="not known yet"):
         dispatch.start_settings_set(service=told_settings, user=operator, before="", flags=[])
+
+
+# ---- smoke suites ----
+
+
+def test_a_suite_travels_with_the_one_that_was_shown(service: Service, operator: User, redis_client: redis.Redis) -> None:
+    question = {"name": "capital", "kind": "contains", "title": "Capital", "prompt": "What is the capital of France?", "expect": "Paris"}
+    shown = dispatch.smoke_suite(service)
+    assert shown == smoke_set.announced(ServiceRecord.from_dict(service.record))  # the node compares it with this
+    job = dispatch.start_smoke_set(service=service, user=operator, tests=[question], without=["code"], before=shown)
+    assert (job.type, job.params) == ("smoke-set", {"tests": [question], "without": ["code"], "before": {"tests": [], "without": []}})
+    assert [lock.lock for lock in job.locks.all()] == ["service:kimi-k25"]
+
+
+@pytest.mark.parametrize(("tests", "without"), [([{"name": "a"}], []), ([], ["no such question"]), ("x", []), ([], "x"), ([{}] * 1000, [])])
+def test_what_is_no_suite_is_refused(service: Service, operator: User, tests: Any, without: Any) -> None:
+    with pytest.raises(BadInput):
+        dispatch.start_smoke_set(service=service, user=operator, tests=tests, without=without, before=dispatch.smoke_suite(service))
+    assert not Job.objects.exists()

@@ -207,7 +207,8 @@ def test_of_a_unit_the_journal_tells_how_the_run_ended(make_record: Make, watch:
                for _, text in TRACEBACK]
     entries.append({"MESSAGE": "vllm.service: Main process exited, code=dumped, status=11/SEGV", "_PID": "1", "SYSLOG_IDENTIFIER": "systemd",
                     "EXIT_CODE": "dumped", "EXIT_STATUS": "11", "__REALTIME_TIMESTAMP": "1700000001500000"})
-    (tmp_path / "said").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    (tmp_path / "said").write_text("".join(json.dumps({**entry, "__CURSOR": f"c{number}", "_SYSTEMD_INVOCATION_ID": f"{1:032x}"}) + "\n"
+                                           for number, entry in enumerate(entries)))
     (tmp_path / "journalctl").write_text(f'#!/bin/sh\nexec cat {tmp_path}/said\n')
     (tmp_path / "journalctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
