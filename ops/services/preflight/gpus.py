@@ -101,7 +101,7 @@ def weights(looks: Looks, record: ServiceRecord, snapshot: GpuSnapshot, total: i
     if not total or not sizes or ranks(record) > len(record.gpus):
         return
     parts = split(record)
-    if any(vllm_arguments.name_of(flag) == "--enable-expert-parallel" for flag in record.flags):
+    if any(vllm_arguments.name_of(flag) in ("--enable-expert-parallel", "-ep") for flag in record.flags):
         parts = ranks(record)  # experts, which are most of it, lie on all of them
     shrinks = _shrinks(record, config)
     each = int(total * (0.25 if shrinks == "quantized" else 0.5 if shrinks else 1.0) / parts) - int(
@@ -137,7 +137,8 @@ def _shrinks(record: ServiceRecord, config: dict[str, Any]) -> str:
 def utilization(record: ServiceRecord) -> float:
     """The share of a GPU's memory that vLLM takes."""
     try:
-        given = float(vllm_arguments.value(record.flags, "--gpu-memory-utilization") or USUAL_UTILIZATION)
+        given = float(vllm_arguments.value(record.flags, "--gpu-memory-utilization")
+                      or vllm_arguments.value(record.flags, "--device-memory-utilization") or USUAL_UTILIZATION)
     except ValueError:
         return USUAL_UTILIZATION  # vLLM itself will say what is wrong with it
     return given if 0 < given <= 1 else USUAL_UTILIZATION

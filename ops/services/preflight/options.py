@@ -6,6 +6,7 @@ again only when the files of the release that decide it have changed.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import json
 import os
@@ -26,8 +27,12 @@ from ops.services.preflight.surroundings import Surroundings
 HELP_LIMIT_S = 300.0
 KEPT = 10  # releases
 _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
-_LINE = re.compile(r"(?m)^[ \t]{1,8}(-{1,2}[A-Za-z].*(?:\{[^}]*\}.*)?)$")
+_LINE = re.compile(r"(?m)^[ \t]{1,8}(-{1,2}[A-Za-z].*)$")
 _DECIDES = ("vllm/engine/arg_utils.py", "vllm/entrypoints/openai/cli_args.py", "vllm/entrypoints/cli/serve.py")
+_PARSER_SOURCES = {
+    "--reasoning-parser": ("vllm/reasoning",), "--tool-call-parser": ("vllm/tool_parsers", "vllm/entrypoints/openai/tool_parsers")}
+_REGISTERED = re.compile(r"register_module\(\s*(?:name\s*=\s*)?\[?\s*[\"']([\w.-]+)[\"']")
+_SOURCE_LIMIT = 1 << 20
 PARSERS = {"--tool-call-parser": "--tool-parser-plugin", "--reasoning-parser": "--reasoning-parser-plugin"}  # and what may bring further names
 
 
@@ -58,8 +63,8 @@ def problems(known: Options, record: ServiceRecord) -> list[dict[str, str]]:
         return told
     unknown = []
     for name in dict.fromkeys([*(_name(flag) for flag in record.flags), *_of_config(add, record)]):
-        if not name or name in known.names or (not name.startswith("--") and len(name) > 2 and name[:2] in known.names):
-            continue
+        if not name or name in known.names or name.startswith("-O") or (not name.startswith("--") and len(name) > 2 and name[:2] in known.names):
+            continue  # -O, -O3 and -O.mode=3 are taken before the parser sees them
         longer = [one for one in known.names if name.startswith("--") and one.startswith(name)]
         if len(longer) == 1:  # argparse takes the beginning of a name for the whole one
             add("note", f"`{name}` is short for `{longer[0]}`", why="Another option with this beginning would make it ambiguous",
@@ -90,7 +95,7 @@ def _value(add: Callable[..., None], record: ServiceRecord, option: str, listed:
     if parser:
         if vllm_arguments.value(record.flags, PARSERS[option]) is None and vllm_arguments.value(record.flags, "--tool-parser-plugin") is None:
             add("stop", f"The release has no parser `{given[0]}` for {option}", why="vLLM would end at once: invalid parser", fix=told)
-    elif given[0].lower() not in {one.lower() for one in listed} and given[0] not in ("", "None"):
+    elif not {part.lower() for part in given[0].split(",")} <= {one.lower() for one in listed} and given[0] not in ("", "None"):
         add("warning", f"The release does not list `{given[0][:80]}` for {option}", why="vLLM ends at once where it takes no other value", fix=told)
 
 
@@ -134,6 +139,9 @@ def _known(looks: Looks, record: ServiceRecord, release: Path, found: Surroundin
     if text is None:
         return None
     known, path = read(text), record.folder / "help.json"
+    for option, folders in _PARSER_SOURCES.items():
+        if option in known.names and option not in known.choices and (listed := _registered(release, folders)):
+            known.choices[option] = listed
     memory = _kept(path)
     memory[str(release)] = {"key": _key(release), "names": known.names, "choices": known.choices}
     there = {place: one for place, one in memory.items() if Path(place).exists()}
@@ -170,18 +178,51 @@ def _key(release: Path) -> list[Any]:
 
 
 def read(text: str) -> Options:
-    """The options in a help text. A value in braces stands behind the option: `--dtype {auto,half}`."""
+    """The options in a help text, each on a line of its own. Values in braces stand behind the option: `--dtype {auto,half}`."""
+    names: set[str] = set()
     choices: dict[str, list[str]] = {}
     for line in _LINE.findall(text):
-        head = line.partition("  ")[0] if "{" not in line.partition("  ")[0] else line
-        listed = re.search(r"\{([^}]*)\}", line)
-        if listed is None:
-            continue
-        names = [one.strip() for one in listed[1].split(",") if one.strip()]
-        for option in _OPTION.findall(head[: head.find("{")] if "{" in head else head):
-            if names:
-                choices.setdefault(option, names)
-    return Options(sorted(set(_OPTION.findall(text))), choices)
+        head = line.partition("  ")[0]
+        if "'" in head:
+            continue  # an example at the end
+        options = _OPTION.findall(re.sub(r"\{[^}]*\}", "", head).partition(" or name registered in ")[0])
+        names.update(options)
+        listed = re.search(r"\{([\w.,+ -]*)\}", head)
+        if listed is not None and (values := [one.strip() for one in listed[1].split(",") if one.strip()]):
+            for option in options:
+                choices.setdefault(option, values)
+    return Options(sorted(names), choices)
+
+
+def _registered(release: Path, folders: tuple[str, ...]) -> list[str]:
+    """The names of parsers in the sources of the release's vLLM, where its help lists none: keys of its table, and names given to `register_module`.
+    The sources are read as text and never run. [] where they are not what is known."""
+    try:
+        vllm = vllm_of(packages.read(release))
+    except BadInput:
+        return []
+    found: set[str] = set()
+    for folder in folders if vllm is not None else ():
+        for path in sorted((vllm.location.parent / folder).glob("*.py")) if vllm is not None else ():
+            try:
+                text = packages.content(path, _SOURCE_LIMIT).decode(errors="replace")
+                found.update(_REGISTERED.findall(text))
+                if path.name == "__init__.py":
+                    found.update(_table_keys(text))
+            except (OSError, SyntaxError, ValueError, RecursionError):
+                continue  # damaged: integrity says that
+    return sorted(found) if len(found) >= 3 else []
+
+
+def _table_keys(text: str) -> set[str]:
+    """Keys of dictionaries that are written out and named like `_REASONING_PARSERS_TO_REGISTER`."""
+    found = set()
+    for node in ast.parse(text).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if isinstance(target, ast.Name) and target.id.endswith("_TO_REGISTER") and isinstance(value, ast.Dict):
+            found |= {key.value for key in value.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+    return found
 
 
 def _help(looks: Looks, release: Path, found: Surroundings) -> str | None:
