@@ -58,8 +58,9 @@ def now(service: Service) -> dict[str, Any]:
         {"term": "Down for" if down else "Up for" if service.state in ("healthy", "starting") else "Unknown for", "since": since, "at": since,
          "hours": since is not None and (timezone.now() - since).total_seconds() >= 3600},
         {"term": "Restarts", "value": None if restarts is None else f"{restarts:,}",
-         "small": "by systemd, by itself" if restarts is not None else "nobody counts them" if is_systemd(service) else
-         "only jobs start it", "tone": "warn" if loops else ""},
+         "unknown": "not known" if is_systemd(service) else "not counted",
+         "small": "by systemd, by itself" if restarts is not None else "" if is_systemd(service) else "only jobs start it",
+         "tone": "warn" if loops else ""},
         {"term": "Release", "release": environment_story.live_release(service), "small": "live" if environment_story.live_release(service)
          else "not known yet"},
         {"term": "Process", "value": f"pid {status['pid']}" if whole(status.get("pid")) else None, "small": _process_words(service, status)},
@@ -101,8 +102,8 @@ def trouble(service: Service, last: Sequence[dict[str, Any]]) -> dict[str, Any] 
     code = status.get("exit_code")
     if service.state == "failed" and code == 0:
         why.append("vLLM exits with code 0 when its engine dies, so the code says nothing.")
-    elif service.state == "failed" and code is not None and exit_words(code) not in why[0]:
-        why.append(f"{exit_words(code).capitalize()}.")
+    elif service.state == "failed" and code is not None and (words := exit_words(code)).removeprefix("ended by ") not in why[0]:
+        why.append(f"It {words}" if words.startswith("ended") else f"It left {words}")
     title = f"{service.name} is stopped"
     if service.state == "failed":
         title = f"{service.name} crashes again and again: {here['restarts']} restarts" if here["loops"] else f"{service.name} does not answer"

@@ -57,7 +57,7 @@ def test_a_healthy_service_says_since_when_and_how_often_it_was_restarted(visito
 
 
 def test_restarts_that_nobody_counts_are_not_zero(visitor: Client, story: factory.Story) -> None:
-    assert "Restarts not known only jobs start it" in text(visitor.get(SERVICE))
+    assert "Restarts not counted only jobs start it" in text(visitor.get(SERVICE))
 
 
 def test_a_restart_loop_says_so_with_the_cause_the_fix_and_the_one_button(visitor: Client, looping: factory.Story) -> None:
@@ -168,10 +168,10 @@ def test_what_no_job_can_mend_has_no_button(story: factory.Story) -> None:
 def test_a_stop_says_what_it_does_and_how_long_it_is_down(visitor: Client, looping: factory.Story) -> None:
     seen = text(visitor.get(f"{SERVICE}run/stop/"))
     assert "systemd asks vllm-kimi.service to end" in seen and "until somebody starts it" in seen and "about 11:24 min" in seen
-    assert "starts again with the machine" in seen and "One open stream can hold the stop" in seen
+    assert "starts again with the machine" in seen and "An open stream holds the stop" in seen
     change(state="starting", record={"manager": "process"})
     seen = text(visitor.get(f"{SERVICE}run/stop/"))
-    assert "does not listen to being asked to end before it is up" in seen and "by force after 30 s" in seen
+    assert "does not listen to being asked to end before it is up" in seen and "by force after 30&nbsp;s" in seen
 
 
 def test_a_start_by_the_units_own_command_says_so(visitor: Client, looping: factory.Story) -> None:
