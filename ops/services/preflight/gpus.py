@@ -14,7 +14,7 @@ from ops.services.preflight.looks import GIB, Looks
 from ops.services.preflight.machine import as_number, ranks, split
 from ops.services.preflight.surroundings import Surroundings
 
-USUAL_UTILIZATION = 0.9  # --gpu-memory-utilization, where nothing is set
+USUAL_UTILIZATION = (0.9, 0.92)  # --gpu-memory-utilization, where nothing is set: until some release, and since (0.92 in 0.32)
 _INDEXES = re.compile(r"\s*\d+\s*(,\s*\d+\s*)*\Z")
 
 
@@ -72,7 +72,7 @@ def memory(looks: Looks, record: ServiceRecord, snapshot: GpuSnapshot, leaving: 
     own, known = manager_for(record).pids(), state.baseline(record) or {}
     if leaving is not None:
         own = own | manager_for(leaving).pids()
-    share = utilization(record)
+    share = utilization(record, min(USUAL_UTILIZATION))
     for gpu in snapshot.gpus:
         if gpu.index not in record.gpus:
             continue
@@ -107,7 +107,7 @@ def weights(looks: Looks, record: ServiceRecord, snapshot: GpuSnapshot, total: i
     each = int(total * (0.25 if shrinks == "quantized" else 0.5 if shrinks else 1.0) / parts) - int(
         as_number(vllm_arguments.value(record.flags, "--cpu-offload-gb")) * GIB)
     smallest = min(sizes)
-    room = int(smallest * utilization(record))
+    room = int(smallest * utilization(record, max(USUAL_UTILIZATION)))
     words = f"{each / GIB:,.1f} GiB of weights on each of {parts} GPUs" if parts > 1 else f"{each / GIB:,.1f} GiB of weights on one GPU"
     if each >= room:
         looks.add("stop", f"The weights do not fit: {words}, of which vLLM may use {room / GIB:,.1f} of {smallest / GIB:,.1f} GiB",
@@ -134,11 +134,11 @@ def _shrinks(record: ServiceRecord, config: dict[str, Any]) -> str:
     return "converted" if wide and vllm_arguments.value(record.flags, "--dtype") not in ("float32", "float") else ""
 
 
-def utilization(record: ServiceRecord) -> float:
-    """The share of a GPU's memory that vLLM takes."""
+def utilization(record: ServiceRecord, usual: float) -> float:
+    """The share of a GPU's memory that vLLM takes; `usual` where the flags do not say it, or say something that cannot be."""
     try:
         given = float(vllm_arguments.value(record.flags, "--gpu-memory-utilization")
-                      or vllm_arguments.value(record.flags, "--device-memory-utilization") or USUAL_UTILIZATION)
+                      or vllm_arguments.value(record.flags, "--device-memory-utilization") or usual)
     except ValueError:
-        return USUAL_UTILIZATION  # vLLM itself will say what is wrong with it
-    return given if 0 < given <= 1 else USUAL_UTILIZATION
+        return usual  # vLLM itself will say what is wrong with it
+    return given if 0 < given <= 1 else usual

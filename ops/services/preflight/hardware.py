@@ -30,10 +30,8 @@ def xid(looks: Looks, record: ServiceRecord, snapshot: GpuSnapshot, lines: Itera
     if not record.gpus or snapshot.source != "nvml":
         return
     if lines is None:
-        try:
-            from ops.services import kernel_log
-        except ImportError:
-            return
+        from ops.services import kernel_log
+
         log = kernel_log.read(_booted_at(), time.time())
         if log.problem:
             looks.add("note", "The kernel's log cannot be read: whether a GPU reported a fault (Xid) is not known", why=log.problem,
