@@ -102,6 +102,8 @@ _HARMLESS = Quick(
     r"|FutureWarning|UserWarning: resource_tracker|DeprecationWarning|Skipping import of cpp extensions|Error calling init hook on unused backend"
     r"|If this problem persists|Search for `cuda|consider passing CUDA_LAUNCH_BLOCKING|Ignoring incompatible \S+ package|Exception ignored in"
     r"|Warning: WARNING: |^[\s|+-]*(?:Exception Group Traceback|ExceptionGroup:)|Cannot use FA version|does not exist or is not accessible"
+    r"|Error retrieving (?:safetensors|file list)|stats\.vllm\.ai|Could not cache non-existence of file|\[c10d\] The (?:IPv6|client socket cannot)"
+    r"|Unable to register cu\w+ factory|Could not find TensorRT"
 )
 # Generic sentences that hide a cause: never the answer while there is another.
 _WRAPPER = Quick(
@@ -112,16 +114,19 @@ _WRAPPER = Quick(
     r"|Worker failed with error|died unexpectedly|exited unexpectedly|Frontend process failed|RuntimeError: cancelled|CalledProcessError"
     r"|SystemExit|KeyboardInterrupt|CancelledError|BrokenPipeError|ConnectionResetError|EOFError|See root cause above|See stack trace"
     r"|Ninja build failed|RPC call to \S+ timed out|process \d+ terminated with|ProcessExitedException|LifespanFailure"
+    r"|remote process exited or there was a network error|failed to recv, got 0 bytes|(?:recvValue|sendBytes|recvBytes|recvVector) failed|ncclRemoteError"
+    r"|Connection (?:closed|reset) by (?:remote )?peer|Background loop|An exception occurred in a subprocess|raylet died|ActorDiedError|RayActorError"
 )
 # The run ended badly, or is about to.
 _DEATH = Quick(
     r"Engine core initialization failed|EngineCore failed to start|EngineDeadError|EngineCore encountered a fatal error|WorkerProc failed to start"
-    r"|died unexpectedly|exited unexpectedly|Main process exited, code=(?:exited, status=[1-9]|killed|dumped)|Failed with result '"
+    r"|died unexpectedly|exited unexpectedly|died, exit code: -?\d|Main process exited, code=(?:exited, status=[1-9]|killed|dumped)|Failed with result '"
     r"|error while attempting to bind on address|\bKilled$|\(core dumped\)|Segfault encountered"
     r"|Control process exited, code=(?:exited, status=[1-9]|killed)"
     r"|\[exit code [1-9]|start operation timed out|terminate called after throwing|Segmentation fault"
 )
-_GONE = Quick(r"died unexpectedly|exited unexpectedly")  # of all generic sentences the most telling
+# Of all generic sentences the most telling.
+_GONE = Quick(r"died unexpectedly|exited unexpectedly|died, exit code: -?(?!15\b)\d+|terminated with signal SIG(?!TERM)")
 _STOP = Quick(
     r"received signal=SIGTERM|\[shutdown\] API server: shutdown triggered|Shutting down FastAPI HTTP server|^(?:\^C)?INFO: +Shutting down$"
 )
@@ -150,8 +155,9 @@ _GENERIC: list[tuple[int, str, re.Pattern[str]]] = [
     (55, "compiler", re.compile(r"collect2: error")),
     (54, "native", re.compile(
         r"^Failed: Cuda error|NCCL WARN .*(?:[Ee]rror|[Ff]ail|[Dd]uplicate)|Segmentation fault|[Bb]us error|Segfault encountered"
-        r"|Assertion `.*' failed|Fatal Python error|Watchdog caught"
+        r"|Assertion `.*' failed|Fatal Python error|^LLVM ERROR|^Illegal instruction"
     )),
+    (31, "native", re.compile(r"Watchdog caught")),
     (54, "arguments", re.compile(r"^(?:[\w./-]+(?: [\w-]+){0,2}: )?error: ")),
     (53, "install", re.compile(r"requirements are unsatisfiable|ResolutionImpossible|No matching distribution found")),
     (52, "systemd", re.compile(r"Failed at step|Failed to load environment|Unable to locate executable")),
@@ -183,7 +189,7 @@ _QUICK = Quick(
     r"|NCCL|nccl|No available|signal|\[exit code|not found|undefined|cannot open|Xid|segfault|terminate called|what\(\)|Assertion|PTX"
     r"|kernel image|imed out|too old|No such file|not supported|No valid|is not installed|gated|deserializ|Incomplete|above exception|ptxas"
     r"|oom|memory|non-default args|mismatch|detected platform|File \"|Loading|Captur|Tuning|utotun|Dynamo|ache|took|takes|unsatisfiable|Resolution"
-    r"|matching dist|bad interpreter|cannot find|Unable to locate|Bus err|incompat|Watchdog|Segfault"
+    r"|matching dist|different Python|bad interpreter|cannot find|Unable to locate|Bus err|incompat|Watchdog|Segfault"
 )
 
 # A server that was found while it served: its log begins somewhere in its life.
