@@ -24,7 +24,7 @@ from ops.services.leftovers import Leftovers
 from ops.services.manager import manager_for
 from ops.services.status import ServiceState
 
-STOP_DEADLINE_S = 3600.0  # a unit may allow itself long; its own limit ends the wait much earlier
+STOP_DEADLINE_S = 3900.0  # a unit may allow itself an hour; mostly its own limit ends the wait much earlier
 _LINES_A_LOOK = 20_000  # of a log, between two looks whether the job is cancelled
 
 
@@ -52,23 +52,28 @@ def look_before_start(context: Context) -> str:
         return f"{record.name} runs already: it is watched, and tested"
     in_the_way = _left_of_earlier_runs(context)
     note = redeploy.look_before_restart(context)
-    if in_the_way:
-        raise OpsError(in_the_way, why="They hold memory, or its port, and would have to end first", kind="leftovers",
-                       hint="End them (the job `end-leftovers`), or restart the service: that stops them first")
+    _refuse_leftovers(in_the_way)
     return note
 
 
 def _left_of_earlier_runs(context: Context) -> str:
     """What is left of earlier runs of the service and keeps it from starting, in a sentence; "" if nothing is. A restart would stop it first."""
     record = context.the_service
-    left = tell_leftovers(context, record, only_what_matters=True)
-    blocking = manager_for(record).pids() | {one["pid"] for one in (left.own if left is not None else []) if one["gpus"]}
+    left = leftovers.look(record, open_source(context.config), others=_others(context, record))
+    blocking = manager_for(record).pids() | {one["pid"] for one in left.own if one["gpus"]}
     if not blocking:
         return ""
+    context.emit(EventType.LEFTOVERS, left.as_dict())
     title = f"Processes of an earlier run of service `{record.name}` are still there: {marks.tell(sorted(blocking)[:10])}"
     context.finding("preflight", "stop", title, why="They hold memory, or its port", fix="End them: the job `end-leftovers`", part="host",
                     look="leftovers")
     return title
+
+
+def _refuse_leftovers(told: str) -> None:
+    if told:
+        raise OpsError(told, why="They hold memory, or its port, and would have to end first", kind="leftovers",
+                       hint="End them (the job `end-leftovers`), or restart the service: that stops them first")
 
 
 def runs_already(context: Context) -> bool:
@@ -274,9 +279,11 @@ def look_before_switch(context: Context) -> str:
     if manager_for(to).status().runs:
         raise BadInput(f"Service `{to.name}` runs already", why="Nothing has to be switched", hint=f"Stop `{record.name}` if it is not needed")
     _nobody_changes(context, to)
+    in_the_way = _left_of_earlier_runs(there)
     there.kept["leaving"] = record  # its port, its GPUs and their memory are free by then
     found = preflight.everything(there, to, releases.current(to))
     redeploy.tell_guards(there, must_hold=True)
+    _refuse_leftovers(in_the_way)
     warnings = sum(1 for one in found if one["level"] == "warning")
     return f"{len(found)} checked for {to.name}" + (f", {warnings} warnings" if warnings else "")
 

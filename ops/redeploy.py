@@ -89,7 +89,7 @@ def smoke_steps(context: Context) -> list[Step]:
 def restart_steps(*, undo_stop: Any, switch: bool = False) -> list[Step]:
     """From *stop* to the first healthy answer: what redeploy, restart and reset share."""
     return [
-        Step(name="stop", title="Stop", do=stop, undo=undo_stop, downtime=True, deadline_s=900),
+        Step(name="stop", title="Stop", do=stop, undo=undo_stop, downtime=True, deadline_s=control.STOP_DEADLINE_S),
         Step(name="gpus-free", title="GPUs free", do=gpus_free, downtime=True, deadline_s=300),
         *([Step(name="switch", title="Switch", do=switch_release, undo=switch_back, downtime=True, deadline_s=60)] if switch else []),
         *start_steps(),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-from ops import redeploy
+from ops import control, redeploy
 from ops.environments import in_place, plan
 from ops.environments.in_place import Change
 from ops.jobs.errors import OpsError
@@ -23,7 +23,7 @@ def steps(context: Context) -> list[Step]:
         Step(name="fetch", title="Fetch wheels", do=fetch, deadline_s=3600),
         Step(name="shelf", title="Keep patches", do=redeploy.keep_patches, deadline_s=600),
         Step(name="backup", title="Copy the environment", do=copy_beforehand, undo=discard, deadline_s=3600),
-        Step(name="stop", title="Stop", do=redeploy.stop, undo=start_again, downtime=True, deadline_s=900),
+        Step(name="stop", title="Stop", do=redeploy.stop, undo=start_again, downtime=True, deadline_s=control.STOP_DEADLINE_S),
         Step(name="gpus-free", title="GPUs free", do=redeploy.gpus_free, downtime=True, deadline_s=300),
         Step(name="install", title="Install in place", do=install, undo=put_back, downtime=True, deadline_s=3600),
         Step(name="verify", title="Verify", do=redeploy.verify, downtime=True, deadline_s=1800),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ops import redeploy, redeploy_in_place, report
+from ops import control, redeploy, redeploy_in_place, report
 from ops.environments import in_place, releases
 from ops.jobs.errors import BadInput, OpsError, Timeout
 from ops.jobs.pipeline import Context, Step
@@ -22,7 +22,7 @@ def steps(context: Context) -> list[Step]:
     return [
         Step(name="preflight", title="Preflight", do=check, deadline_s=600),
         Step(name="shelf", title="Keep patches", do=keep_patches, deadline_s=600),
-        Step(name="stop", title="Stop", do=redeploy.stop, undo=redeploy.start_last_good, downtime=True, deadline_s=900),
+        Step(name="stop", title="Stop", do=redeploy.stop, undo=redeploy.start_last_good, downtime=True, deadline_s=control.STOP_DEADLINE_S),
         Step(name="gpus-free", title="GPUs free", do=redeploy.gpus_free, downtime=True, deadline_s=300),
         Step(name="switch", title="Switch", do=switch, undo=switch_back, downtime=True, deadline_s=120),
         *redeploy.start_steps(),

@@ -25,6 +25,7 @@ from ops.services import health, launch, listeners, ownership, stopping
 from ops.services.manager import Manager, manager_for
 
 LISTED = 200  # of each sort
+COMMAND_LENGTH = 500  # characters
 GRACE_S = 5.0  # between SIGTERM and SIGKILL: a process whose main one is gone has no request to finish
 SHM = Path("/dev/shm")  # noqa: S108  (the file system that ranks talk through, not a temporary file)
 _SHM_NAMES = re.compile(r"(?:psm_|nccl-|vllm_offload_|vllm|sem\.|torch_|cuda\.shm\.|VLLM_|__KMP_)")
@@ -121,6 +122,7 @@ def _held(record: ServiceRecord, snapshot: GpuSnapshot, running: set[int]) -> di
 
 def _process(pid: int, gpus: list[dict[str, Any]], owned: ownership.Owned | None, service: str | None) -> dict[str, Any]:
     user, command, began = processes.describe(pid)
+    command = command[:COMMAND_LENGTH] if command is not None else None
     return {
         "pid": pid, "start_ticks": owned.start_ticks if owned else processes.start_ticks(pid), "started_at": began, "user": user,
         "unit": processes.unit_of(pid), "command": command, "gpus": gpus, "own": owned is not None, "service": service,
@@ -140,7 +142,8 @@ def _ports(record: ServiceRecord, running: set[int], owned: set[int]) -> list[di
 
 
 def _told(found: Iterable[tuple[int, int]], owned: set[int]) -> list[dict[str, Any]]:
-    return [{"port": port, "pid": pid, "command": processes.describe(pid)[1], "own": pid in owned} for port, pid in sorted(found)]
+    return [{"port": port, "pid": pid, "command": (processes.describe(pid)[1] or "")[:COMMAND_LENGTH] or None, "own": pid in owned}
+            for port, pid in sorted(found)]
 
 
 # ---- files ----

@@ -73,9 +73,12 @@ def other(given: Job, short_path: Path, make_record: Make) -> Iterator[Callable[
 
     yield make
     for record in made:
-        manager = ProcessManager(record)
-        manager.kill()
-        wait_for(lambda manager=manager: not manager.pids())
+        ProcessManager(record).kill()
+        wait_for(partial(_is_gone, record))
+
+
+def _is_gone(record: ServiceRecord) -> bool:
+    return not ProcessManager(record).pids()
 
 
 def run(given: Job, kind: str, **params: Any) -> Outcome:
@@ -258,8 +261,15 @@ def test_a_switch_needs_another_service(make_record: Make, given: Job, to: str) 
 def test_a_switch_touches_nothing_before_all_is_known_about_the_other(make_record: Make, given: Job, other: Make) -> None:
     record = given.context.service = make_record()
     pid = running(given, record).status().pid
-    for words, prepare in (("has no service `other`", lambda: None), ("runs already", lambda: running(given, other())),
-                           ("does not allow the service folder", forbid(given))):
+
+    def crash() -> None:
+        os.kill(ProcessManager(to).status().pid or 0, signal.SIGKILL)
+        wait_for(lambda: ProcessManager(to).status().state == "failed")
+
+    assert "has no service `other`" in run(given, "switch", to="other").reason
+    to = other({"serve": True, "children": ["plain"]})
+    for prepare, words in ((lambda: running(given, to), "runs already"), (crash, "of an earlier run of service `other` are still there"),
+                           (forbid(given), "does not allow the service folder")):
         prepare()
         outcome = run(given, "switch", to="other")
         assert (outcome.state, outcome.rollback) == (JobState.FAILED, "none") and words in outcome.reason
