@@ -24,7 +24,8 @@ __all__ = ["Findings", "everything", "host", "release"]
 
 
 def host(context: Context, record: ServiceRecord, plan: Mapping[str, Any] | None) -> Findings:
-    """Looks at this machine: environment, launcher, unit, variables, port, guards, model files, GPUs, disk, memory, limits, caches, kernel log.
+    """Looks at this machine: environment, launcher, unit and its sandbox, variables, port, guards, model files, GPUs, disk, memory, limits, caches,
+    kernel log.
 
     `plan` is the redeploy's plan ({} for a roll back), or None where the release that runs stays. `context.kept["leaving"]`: the record of a service
     that is stopped before this one starts, whose port and GPU memory are free by then. Emits a `finding` each. Raises OpsError if any is `stop`.
@@ -55,6 +56,7 @@ def _host(context: Context, record: ServiceRecord, plan: Mapping[str, Any] | Non
         ("environment", lambda: machine.environment(looks, record, plan)),
         ("launcher", lambda: machine.launcher(looks, record)),
         ("unit", lambda: unit.look(looks, record, plan)),
+        ("sandbox", lambda: unit.sandbox(looks, record, found)),
         ("variables", lambda: machine.variables(looks, record, found)),
         ("port", lambda: machine.port(looks, record, leaving)),
         ("guards", lambda: machine.guards(looks, record) if plan is None else None),  # a plan has looked at them, and has said so

@@ -33,7 +33,7 @@ def environment(looks: Looks, record: ServiceRecord, plan: Mapping[str, Any] | N
         else:
             looks.add("note", "There is no release yet: this is the first one", why="There is nothing to go back to if it fails")
         return
-    live = record.current.resolve()
+    live = record.release_in_use() or record.current.resolve()
     missing = [name for name in ("bin/python", "bin/vllm") if not os.access(live / name, os.X_OK)]
     if not missing:
         looks.add("ok", f"Release {live.name} has its interpreter and vLLM")

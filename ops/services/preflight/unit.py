@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ops.jobs.errors import OpsError
 from ops.records import ServiceRecord
 from ops.services import launch, systemctl
 from ops.services.manager import manager_for
+from ops.services.preflight import machine
 from ops.services.preflight.looks import Looks
+from ops.services.preflight.surroundings import Surroundings
 from ops.services.systemd import SystemdManager
 
+_SANDBOX = ("PrivateDevices", "ProtectHome", "ProtectSystem", "ReadWritePaths", "ReadOnlyPaths", "InaccessiblePaths", "BindPaths",
+            "BindReadOnlyPaths", "StateDirectory", "CacheDirectory", "LogsDirectory", "RuntimeDirectory", "PrivateTmp")
+_HOMES = [Path("/home"), Path("/root"), Path("/run/user")]
 _WAITING_TYPES = {"notify", "notify-reload", "forking", "dbus", "oneshot"}  # systemd waits for more than the process's existence
 
 
@@ -102,6 +109,58 @@ def _type(looks: Looks, record: ServiceRecord, manager: SystemdManager) -> None:
         looks.add("warning" if limit is None else "stop", f"The unit's Type={kind} makes systemd wait for something that vLLM never says",
                   why="It stays in `activating`" + ("" if limit is None else f" and is ended after {limit:,.0f} s (TimeoutStartSec=)"),
                   fix="An admin sets Type=exec in the unit")
+
+
+def sandbox(looks: Looks, record: ServiceRecord, found: Surroundings) -> None:
+    """What the unit's own sandbox takes away: devices, homes, and places to write to (systemd.exec(5))."""
+    manager = manager_for(record)
+    if not isinstance(manager, SystemdManager):
+        return
+    told = manager.show(_SANDBOX)
+    if told.get("PrivateDevices") == "yes" and record.gpus:
+        looks.add("stop", "The unit's PrivateDevices=yes hides the GPUs", why="vLLM would say: failed to infer device type",
+                  fix="An admin takes PrivateDevices= out of the unit")
+    homes = told.get("ProtectHome", "no")
+    if homes in ("yes", "tmpfs"):
+        needed = (("the launcher", record.folder), ("the model", Path(record.model_path)), ("the release", Path(os.path.realpath(record.current))))
+        opened = _paths(told.get("BindPaths", "")) + _paths(told.get("BindReadOnlyPaths", ""))
+        for what, path in needed:
+            if _below(path, _HOMES) and not _below(path, opened):
+                looks.add("stop", f"The unit's ProtectHome={homes} hides {what} (`{path}`)", why="The start would not find it",
+                          fix="An admin takes ProtectHome= out of the unit, or moves that folder")
+    writable = _paths(told.get("ReadWritePaths", "")) + _paths(told.get("BindPaths", ""))
+    for name, base in (("StateDirectory", "/var/lib"), ("CacheDirectory", "/var/cache"), ("LogsDirectory", "/var/log"), ("RuntimeDirectory", "/run")):
+        writable += [Path(base, word) for word in told.get(name, "").split()]
+    if told.get("PrivateTmp") in ("yes", "disconnected"):
+        writable += [Path("/tmp"), Path("/var/tmp")]  # noqa: S108  (its own)
+    closed = _paths(told.get("ReadOnlyPaths", "")) + _paths(told.get("InaccessiblePaths", ""))
+    closed += _HOMES if homes != "no" else []
+    closed += {"strict": [Path("/")], "full": [Path("/usr"), Path("/boot"), Path("/efi"), Path("/etc")],
+               "yes": [Path("/usr"), Path("/boot"), Path("/efi")]}.get(told.get("ProtectSystem", "no"), [])
+    for name, text in machine.caches_of(found).items():
+        path = Path(os.path.realpath(text))
+        if _deepest(path, closed) > _deepest(path, [*writable, Path("/dev")]):
+            looks.add("stop", f"The unit's own sandbox does not let it write its cache `{text}` ({name})",
+                      why="ProtectSystem=, ProtectHome= or ReadOnlyPaths= of the unit covers it; the start would fail late",
+                      fix=f"An admin adds ReadWritePaths={text} to the unit, or set {name} in the launch settings to a place that it may write")
+
+
+def _paths(text: str) -> list[Path]:
+    """Paths of a setting as systemctl prints it: words, `-` and `+` before them, `source:target:options` of a bind."""
+    found = []
+    for word in text.split():
+        parts = word.lstrip("-+").split(":")
+        found.append(Path(parts[1] if len(parts) > 1 and parts[1].startswith("/") else parts[0]))
+    return found
+
+
+def _below(path: Path, folders: list[Path]) -> bool:
+    return _deepest(path, folders) > 0
+
+
+def _deepest(path: Path, folders: list[Path]) -> int:
+    """The length of the longest of the folders that the path lies in; 0 if it lies in none: of two settings the nearer one counts."""
+    return max((len(folder.parts) for folder in folders if folder == path or folder in path.parents), default=0)
 
 
 def _fix(facts: Mapping[str, Any], record: ServiceRecord) -> str:

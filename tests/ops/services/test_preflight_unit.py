@@ -86,6 +86,28 @@ def test_a_user_who_may_not_control_it_is_told_before_anything_is_stopped(box: S
     assert "may not start and stop `rh-closed.service`" in stop["title"] and "50-roundhouse.rules" in stop["fix"]
 
 
+def test_what_the_units_own_sandbox_takes_away(box: SystemdBox, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = with_launcher(box, "rh-box")
+    record.gpus, record.model_path = [0], "/home/llm/model"
+    shown = {"PrivateDevices": "yes", "ProtectHome": "yes", "ProtectSystem": "strict", "ReadWritePaths": "/srv/cache -/var/lib/vllm",
+             "CacheDirectory": "triton", "PrivateTmp": "yes"}
+    monkeypatch.setattr(SystemdManager, "show", lambda self, properties: shown)
+
+    def look(**variables: str) -> dict[str, dict[str, Any]]:
+        looks = Looks(job.context, "host")
+        found = surroundings.Surroundings(variables={"HOME": "/srv/llm", **variables}, user="llm", uid=1)
+        looks.run([("sandbox", lambda: unit.sandbox(looks, record, found))])
+        return {one["title"]: one for one in looks.found}
+
+    titles = " | ".join(look(VLLM_CACHE_ROOT="/srv/cache/vllm", TRITON_CACHE_DIR="/var/cache/triton/x"))
+    assert "PrivateDevices=yes hides the GPUs" in titles and "ProtectHome=yes hides the model (`/home/llm/model`)" in titles
+    assert "(FLASHINFER_WORKSPACE_BASE)" in titles and "VLLM_CACHE_ROOT" not in titles and "TRITON_CACHE_DIR" not in titles
+    shown |= {"PrivateDevices": "no", "ProtectHome": "no", "ProtectSystem": "full"}
+    assert look() == {}
+    shown |= {"ReadOnlyPaths": "/srv/llm"}
+    assert len(look()) == 3
+
+
 def test_what_a_unit_gives_its_process_is_what_the_looks_use(box: SystemdBox, job: Job, short_path: Path) -> None:
     (short_path / "extra.env").write_text("VLLM_CACHE_ROOT=/proc/closed\n")
     with_launcher(box, "rh-vars", "User=daemon", "Environment=PATH=/opt/tools CUDA_HOME=:/usr/local/cuda", f"EnvironmentFile={short_path}/extra.env",
