@@ -179,7 +179,10 @@ def panels(found: Job, step: JobStep | None, known: Any, run: BenchmarkRun | Non
     failed_here = step.state in ("failed", "interrupted", "cancelled")
     if step.name.startswith("preflight") or step.name in ("plan", "verify", "build"):
         subjects = {"plan": ("plan",), "verify": ("verify", "release"), "build": ("build",)}.get(step.name, ("preflight", "host", "guards"))
-        shown["findings"] = [f for f in job_story.findings(found) if f.get("subject") in subjects]
+        every = job_story.findings(found)
+        if step.name == "verify" and any(f.get("subject") == "preflight" and f.get("part") == "release" for f in every):
+            subjects = (*subjects, "preflight")  # the built release was looked at here: one list with what was seen on the host before
+        shown["findings"] = [f for f in every if f.get("subject") in subjects]
         shown["counted"] = job_story.counted(shown["findings"])
         shown["parts"] = job_story.by_part(shown["findings"])
     if step.name == "plan":

@@ -55,7 +55,7 @@ def plan_context(found: Job) -> dict[str, Any]:
     used = Job.objects.filter(type__in=environment_story.BUILDS, params__plan_job=str(found.pk)).first()
     return context | choices | {
         "made": made, "changed": sorted(changed, key=job_story.importance), "same": [p for p in packages if p.get("change") == "same"],
-        "findings": findings, "listed": [f for f in findings if f.get("title") not in about_patches],
+        "findings": findings, "parts": job_story.by_part([f for f in findings if f.get("title") not in about_patches]),
         "counted": job_story.counted(findings), "artifacts": artifacts, "artifact_bytes": sum(a.get("size_bytes") or 0 for a in artifacts),
         "artifact_kinds": _kinds(artifacts), "estimate": estimate, "phases": _phases(estimate, in_place=in_place, way_back=not no_way_back),
         "used": used,

@@ -268,6 +268,21 @@ def test_a_preflight_is_one_list_by_part_with_what_is_fine_folded(visitor: Clien
     assert "1 blocking 1 warning 6 fine" in seen
 
 
+def test_a_redeploy_shows_the_looks_at_host_and_built_release_as_one_list(visitor: Client, story: factory.Story) -> None:
+    job = story.job("redeploy", params={"rollback": True}, steps=factory.STEPS)
+    for step, part in (("preflight", "host"), ("verify", "release")):
+        story.step(job, step, end=False)
+        for finding in ran.PREFLIGHT:
+            if finding["part"] == part:
+                story.say(job, "finding", subject="preflight", **finding)
+        story.finish_step(job, step)
+    story.tell(job)
+    for step in ("preflight", "verify"):
+        seen = text(visitor.get(f"/jobs/{job.number}/?step={step}"))
+        order = [seen.index(words) for words in ("The host", "nvcc is 12.8", "The release that is to start", "2 checks are fine")]
+        assert order == sorted(order), step
+
+
 def test_a_warmup_in_a_restart_loop_shows_its_tries_its_stall_and_the_time_left(visitor: Client, looping: factory.Story) -> None:
     seen = page_of(visitor, "start", state="running")
     assert "try 2" in seen and "Try 1 crashed" in seen and "Another process holds memory of GPU 3" in seen and "It stalled" in seen
