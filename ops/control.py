@@ -6,6 +6,7 @@ told, not answered with a start. A start that fails or is cancelled ends what it
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,14 +18,15 @@ from ops.jobs.envelope import check_record
 from ops.jobs.errors import BadInput, Cancelled, OpsError, Refused
 from ops.jobs.events import EventType
 from ops.jobs.pipeline import Context, Step
-from ops.jobs.redact import log_text, record_secrets
+from ops.jobs.redact import record_secrets
 from ops.records import NAME, ServiceRecord
-from ops.services import diagnosis, launch, leftovers, preflight, starting, stopping
+from ops.services import failures, launch, leftovers, ownership, preflight, starting, stopping
 from ops.services.leftovers import Leftovers
 from ops.services.manager import manager_for
 from ops.services.status import ServiceState
 
 STOP_DEADLINE_S = 3900.0  # a unit may allow itself an hour; mostly its own limit ends the wait much earlier
+KERNEL_S = 3600.0  # of the kernel's log, where nobody saw when the run began
 _LINES_A_LOOK = 20_000  # of a log, between two looks whether the job is cancelled
 
 
@@ -355,25 +357,31 @@ def diagnose(context: Context) -> list[Step]:
 
 
 def diagnose_log(context: Context) -> str:
-    """Reads the log of the service's current (else last) run on its node, however long it is, and says what is wrong with it."""
+    """Reads the log of the service's current (else last) run on its node, however long it is, and the kernel's log of that time beside it; says
+    what is wrong with the run."""
+    from ops.services import diagnosis, kernel_log
+
     record = context.the_service
     manager = manager_for(record)
     status = manager.status()
-    found = diagnosis.diagnose_lines(_counted(context, manager.log_lines()))
-    secrets = record_secrets({**record.as_dict(), "env": launch.variables(record)})
-    said = _without_secrets(found.as_dict(), secrets)
+    ended, until = status.state == ServiceState.FAILED, status.ended_at or time.time()
+    since = status.started_at or ownership.began_at(record, status.invocation) or until - KERNEL_S
+    kernel = kernel_log.read(since, until)
+    found = diagnosis.diagnose_lines(_counted(context, manager.log_lines()), kernel=kernel.lines, ended=ended)
+    said = failures.told(found, record_secrets({**record.as_dict(), "env": launch.variables(record)}))
     where = status.log_where or status.log_path or ""
     context.emit(EventType.DIAGNOSIS, said | {"service": record.name, "exit_code": status.exit_code, "log": where})
-    if not found.lines:
-        return "it has no log: it never ran here"
-    if not found.fault and status.state == ServiceState.FAILED:
+    if found.fault:
+        line = f"line {found.line:,}: " if found.line else ""
+        return f"{found.lines:,} lines; {line}{(said['text'] or said['diagnosis'])[:200]}"
+    if ended:
+        engine = "vLLM ends with code 0 when its engine dies. " if status.exit_code == 0 else ""
+        unread = f" (it could not be read: {kernel.problem})" if kernel.problem else ""
         context.finding("diagnosis", "warning", f"{status.detail}; its log names no cause",
-                        why="Somebody, or the kernel, may have ended it: a killed process writes nothing",
-                        fix="Look at the kernel log for an out-of-memory kill or an Xid line")
+                        why=f"{engine}Somebody, or the kernel, may have ended it: a killed process writes nothing",
+                        fix=f"Look at the kernel log{unread} for an out-of-memory kill or an Xid line")
         return f"{found.lines:,} lines that name no cause; {status.detail}"
-    if not found.fault:
-        return f"{found.lines:,} lines, no fault ({found.state})"
-    return f"{found.lines:,} lines; line {found.line:,}: {said['text'][:200]}" if found.line else f"{found.lines:,} lines: {said['diagnosis'][:200]}"
+    return f"{found.lines:,} lines, no fault ({found.state})" if found.lines else "it has no log: it never ran here"
 
 
 def _counted(context: Context, lines: Iterable[str]) -> Iterator[str]:
@@ -381,11 +389,3 @@ def _counted(context: Context, lines: Iterable[str]) -> Iterator[str]:
         if number % _LINES_A_LOOK == 0:
             context.counted(number, None, "lines")
         yield line
-
-
-def _without_secrets(value: Any, secrets: list[str]) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_secrets(inner, secrets) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_secrets(inner, secrets) for inner in value]
-    return log_text(value, secrets) if isinstance(value, str) else value

@@ -3,7 +3,7 @@
 A worker that outlives its main process holds gigabytes, and may have lost its parent, its session and its mark by then. So the processes of a run
 are remembered while it runs (`remember`): pid *and* start time, within one boot, in `state.json`:
 
-    "runs": [{"boot_id", "invocation", "main": [pid, start_ticks] | null, "seen": ticks, "pids": [[pid, start_ticks], ...]}, ...]   oldest first
+    "runs": [{"boot_id", "invocation", "main": [pid, start_ticks], "seen": ticks, "pids": [[pid, start_ticks], ...]}, ...]   oldest first
 
 `seen` is when that was last written, in clock ticks since boot: up to then the main process was alive, so its session's number was its own.
 """
@@ -85,6 +85,12 @@ def _now_ticks() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
+def began_at(record: ServiceRecord, invocation: str) -> float | None:
+    """When the main process of this run started (seconds since the epoch); None for a run of another boot, or one that was never seen."""
+    run = next((run for run in reversed(_runs(record)) if run["invocation"] == invocation), None)
+    return processes.started_at(run["main"][1]) if run is not None else None
+
+
 def of_running(manager: Manager, status: ServiceStatus | None = None) -> set[int]:
     """The processes of the run that runs now: no leftovers, whatever they hold. Empty while the main process is gone."""
     status = status or manager.status()
@@ -133,7 +139,7 @@ def left_over(record: ServiceRecord, manager: Manager, *, status: ServiceStatus 
 def _joined(process: processes.Process, run: dict[str, Any]) -> bool:
     """Whether it has been in the main process's session since a moment at which that lived: a session's number is nobody else's as long."""
     main = run["main"]
-    return main is not None and process.session == main[0] and main[1] <= process.start_ticks <= run["seen"]
+    return bool(process.session == main[0] and main[1] <= process.start_ticks <= run["seen"])
 
 
 def _carries(pid: int, marks: set[str]) -> bool:

@@ -308,6 +308,15 @@ def test_the_log_of_the_last_run_is_diagnosed_without_secrets(make_record: Make,
     assert "sk_live_canary_12" not in json.dumps(given.events) and "line 4" in notes(given)["diagnose"]
 
 
+def test_a_run_that_was_killed_is_no_healthy_one_although_its_log_says_nothing(make_record: Make, given: Job) -> None:
+    record = given.context.service = make_record({"log": [[0, "INFO:     Application startup complete.\n"]], "serve": True})
+    os.kill(running(given, record).status().pid or 0, signal.SIGKILL)
+    wait_for(lambda: ProcessManager(record).status().exit_code == -9)
+    assert run(given, "diagnose").state == JobState.SUCCEEDED and "by SIGKILL" in notes(given)["diagnose"]
+    assert given.of("diagnosis")[0]["exit_code"] == -9
+    assert given.of("diagnosis")[0]["fault"] or "its log names no cause" in given.of("finding")[0]["title"]
+
+
 def test_a_service_that_never_ran_has_no_log(make_record: Make, given: Job) -> None:
     given.context.service = make_record()
     assert run(given, "diagnose").state == JobState.SUCCEEDED
