@@ -114,15 +114,18 @@ _WRAPPER = Quick(
     r"|Worker failed with error|died unexpectedly|exited unexpectedly|Frontend process failed|RuntimeError: cancelled|CalledProcessError"
     r"|SystemExit|KeyboardInterrupt|CancelledError|BrokenPipeError|ConnectionResetError|EOFError|See root cause above|See stack trace"
     r"|Ninja build failed|RPC call to \S+ timed out|process \d+ terminated with|ProcessExitedException|LifespanFailure"
-    r"|remote process exited or there was a network error|failed to recv, got 0 bytes|(?:recvValue|sendBytes|recvBytes|recvVector) failed|ncclRemoteError"
-    r"|Connection (?:closed|reset) by (?:remote )?peer|Background loop|An exception occurred in a subprocess|raylet died|ActorDiedError|RayActorError"
+    r"|remote process exited or there was a network error|failed to recv, got 0 bytes|(?:recvValue|(?:send|recv)Bytes|recvVector) failed"
+    r"|ncclRemoteError|Connection (?:closed|reset) by (?:remote )?peer|Background loop|An exception occurred in a subprocess"
+    r"|raylet died|ActorDiedError|RayActorError"
 )
 # The run ended badly, or is about to.
 _DEATH = Quick(
     r"Engine core initialization failed|EngineCore failed to start|EngineDeadError|EngineCore encountered a fatal error|WorkerProc failed to start"
-    r"|died unexpectedly|exited unexpectedly|died, exit code: -?\d|Main process exited, code=(?:exited, status=[1-9]|killed|dumped)|Failed with result '"
+    r"|died unexpectedly|exited unexpectedly|died, exit code: -?\d|Failed with result '"
+    r"|Main process exited, code=(?:exited, status=[1-9]|killed|dumped)"
     r"|error while attempting to bind on address|\bKilled$|\(core dumped\)|Segfault encountered"
     r"|Control process exited, code=(?:exited, status=[1-9]|killed)"
+    r"|^(?:[\w./-]+(?: [\w-]+){0,2}: )?error: (?:unrecognized arguments|argument |the following arguments|ambiguous option)"
     r"|\[exit code [1-9]|start operation timed out|terminate called after throwing|Segmentation fault"
 )
 # Of all generic sentences the most telling.
@@ -198,11 +201,12 @@ _TRAFFIC = Quick(r'"POST /\S+ HTTP/\d\.\d" 200\b|Avg prompt throughput: ')
 # A long log is not read in full. While a server serves it may be endless and full of clients' mistakes, which count for nothing unless it dies; a
 # start that writes more than this is mostly repetition. Then only these words are looked for, in whole blocks: each line that `_WAKES` and
 # `_NEWS` know holds one of them. The last lines are kept, and read in full when one of `_WAKES` comes.
-_READ_LINES = 10_000  # of each run, from its beginning
+_READ_LINES = 8_000  # of each run, from its beginning
 _DEATH_WORDS = (
     b"ialization failed", b"failed to start", b"EngineDeadError", b"a fatal error", b"unexpectedly", b"process exited", b"Failed with result",
     b"[exit code ", b"operation timed out", b"terminate called", b"egmentation fault", b"egfault ", b"core dumped", b"NVRM: ", b"oom-kill",
     b"Killed", b"killed by the", b"Timed out waiting", b"attempting to bind",
+    b"died, exit code", b"error: unrecognized", b"error: argument ", b"error: the following", b"error: ambiguous",
 )
 _OTHER_WORDS = (
     b"signal=SIGTERM", b"shutdown triggered", b"Shutting down", b"systemd", b"startup complete", b"detected platform", b"  version ",
@@ -211,7 +215,9 @@ _OTHER_WORDS = (
 # Journal entries as JSON: a message with control characters is a list of numbers there, in which no word can be found.
 _NUMBERS = (b'"MESSAGE":[', b'"MESSAGE" : [')
 _WAKES = Quick(
-    _DEATH.pattern.replace("$", r"\s*$") + r"|NVRM: |oom-kill|Killed process|killed by the OOM killer|segfault at|Timed out waiting for engine")
+    _DEATH.pattern.replace("^", r"(?:^|[|:\s])").replace("$", r"\s*$")
+    + r"|NVRM: |oom-kill|Killed process|killed by the OOM killer|segfault at|Timed out waiting for engine"
+)
 _NEWS = Quick(
     f"{_BANNER.pattern}|{_SERVING.pattern}|signal=SIGTERM|shutdown triggered|Shutting down|detected platform|non-default args"
     r"|systemd.*\b(?:Started|Starting|Stopping) "
@@ -220,7 +226,7 @@ _NEWS = Quick(
 _TROUBLE = (b"Traceback (most recent call last)", b"rror: ", b" ERROR ", b"fatal")
 _TROUBLES, _TROUBLE_LINES = 40, 50
 _WAKINGS = 5  # of one run: what dies oftener dies of the same
-_DEATH_LINES, _LATER_LINES = 3000, 300  # read before and after its first death, and after later ones
+_DEATH_LINES, _LATER_LINES = 2500, 300  # read before and after its first death, and after later ones
 _KEPT_BYTES = 1 << 20
 _DEATHS_KEPT = 200
 _STARTS_READ, _START_LINES = 100, 20  # after systemd says that something starts: so often, so many lines are read, to see whether it was the service
@@ -784,9 +790,12 @@ def _of_run(run: _Run, lines: int) -> tuple[Diagnosis, int]:
             return _none(lines, "stopped" if run.stop is not None else "serving"), 0
     if not deaths:
         # Nobody says that it ended: what was followed by more progress was overcome.
+        # NCCL warns of much that it can do without.
         last = [hit for hit in hits if hit.progress == run.milestones and hit.what != "wrapper"]
+        last = [hit for hit in last if hit.rule is not None or "NCCL WARN" not in hit.text]
         hits = last + [hit for hit in hits if hit.mild and hit.rule is not None and hit.progress < run.milestones] if last else []
-    if len(run.stall) >= 4 and run.serving is None and not any(hit.weight >= 30 and "timed out" not in hit.text for hit in hits):
+    still = len(run.stall) >= _STALLS.get(run.parser.current.phase, 6) and run.serving is None
+    if still and not any(hit.weight >= 30 and "timed out" not in hit.text for hit in hits):
         return _stalled(run, lines), 30
     if not hits and not deaths:
         return _none(lines, "stopped" if run.stop is not None else "starting" if run.milestones or run.pids or run.banner else "empty"), 0
@@ -794,6 +803,8 @@ def _of_run(run: _Run, lines: int) -> tuple[Diagnosis, int]:
     return _told(best, run, lines), round(_weight(best, run))
 
 
+# The broadcast message comes each minute. So many in a row, with nothing in between, are a stall: some models compile for half an hour in silence.
+_STALLS = {"start": 4, "load": 10, "compile": 40, "autotune": 8}
 _OVERCOME = 3  # milestones after a line, from which on it did not stop the start
 
 
