@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import NamedTuple
 
 LINE_LIMIT = 32_768  # characters kept of one line: no fact stands further right
@@ -161,6 +162,19 @@ def unwrapped(text: str, depth: int = 0) -> str:
         head = f"{who}{level} 01-01 00:00:00 [{raw.get('filename') or 'json'}:{raw.get('lineno') or 0}] "
         return "\n".join(head + line for line in message.rstrip("\n").split("\n"))
     return message
+
+
+_JOURNAL_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?[+-]\d\d:?\d\d ")
+
+
+def journal_time(line: str) -> float | None:
+    """Seconds since the epoch of a line as `journal.lines` gives it; None for one without a time."""
+    if (found := _JOURNAL_TIME.match(line)) is None:
+        return None
+    try:
+        return datetime.fromisoformat(found[0].strip()).timestamp()
+    except (ValueError, OverflowError):  # no such day
+        return None
 
 
 def lines(text: Iterable[str] | str) -> Iterator[LogLine]:

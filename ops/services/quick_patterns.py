@@ -12,6 +12,9 @@ from typing import Any
 
 _PARSER: Any = re._parser  # type: ignore[attr-defined]  # the standard library's own reader of expressions
 _SHORTEST = 3  # characters: shorter words are in every line
+_DIGIT = re.compile("[0-9]")
+_NO_DIGITS = dict.fromkeys(map(ord, "0123456789"))
+_SHAPES = 4096  # kept
 
 
 @lru_cache(maxsize=1024)
@@ -79,9 +82,18 @@ class Finder:
                 self._always.append(index)
             for word in words:
                 places.setdefault(word, []).append(index)
-        self._places = list(places.items())
+        self._places = [(word, indices) for word, indices in places.items() if not _DIGIT.search(word)]
+        self._with_digits = [(word, indices) for word, indices in places.items() if _DIGIT.search(word)]
+        self._known: dict[str, list[int]] = {}
 
     def worth(self, text: str) -> list[int]:
         """Their numbers, in order."""
-        found = [indices for word, indices in self._places if word in text]
-        return sorted({*self._always, *(index for indices in found for index in indices)}) if found else self._always
+        # Lines of a log differ by their numbers mostly. A word without digits is also in the text without digits.
+        shape = text.translate(_NO_DIGITS)
+        found = self._known.get(shape)
+        if found is None:
+            if len(self._known) >= _SHAPES:
+                self._known.clear()
+            found = self._known[shape] = sorted({*self._always, *(index for word, indices in self._places if word in shape for index in indices)})
+        more = [index for word, indices in self._with_digits if word in text for index in indices]
+        return sorted({*found, *more}) if more else found
