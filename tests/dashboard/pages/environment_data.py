@@ -141,9 +141,9 @@ def adoption(*, stops: bool = False, lines: bool = False, stored: bool = False, 
          "fix": "Move it into a file of mode 0600, and name that in EnvironmentFile="},
         {"level": "note", "title": "`/usr/bin/numactl \u2026` stays in front of the launcher, in the drop-in", "why": "It is no part of the record",
          "fix": ""},
-        {"level": "note", "title": "Starting and stopping of systemd units is not there yet",
-         "why": "Its pages, packages, builds and measurements work; `systemctl` restarts it",
-         "fix": "To let Roundhouse start the server itself, stop and disable the unit and adopt it with --manager process"},
+        {"level": "note", "title": "Until its drop-in is installed, the unit starts what it started before",
+         "why": "Start, stop and restart work without it; a redeploy, a rollback and a switch of the release need it",
+         "fix": "An admin runs, once: python -m ops adopt --unit vllm.service --apply --install"},
         {"level": "ok", "title": "Model folder `/data/models/GLM-5-FP8`", "why": "", "fix": ""},
         {"level": "ok", "title": "Environment `/opt/vllm`: Python 3.12.3, 214 packages, vllm 0.17.1", "why": "", "fix": ""}]
     if stops:

@@ -214,7 +214,10 @@ def test_a_machine_that_is_no_node_is_told(tmp_path: Path, practice: Box) -> Non
     assert "has no `" in told["what"] and "make up" in told["hint"]
 
 
-def test_a_systemd_unit_is_planned_and_built_but_nothing_is_stopped_that_cannot_be_started(practice: Box, tmp_path: Path) -> None:
+def test_a_unit_that_no_systemd_here_can_start_is_neither_built_for_nor_stopped(practice: Box, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()  # a PATH without systemctl, on any machine
+    for name in ("env", "sh", "uname"):
+        (tmp_path / "bin" / name).symlink_to(f"/usr/bin/{name}")
     paths = NodePaths(tmp_path / "n").make()
     paths.node_toml.write_text(practice.paths.node_toml.read_text().replace(str(practice.paths.services), str(paths.services))
                                .replace("units = []", 'units = ["kimi.service"]'))
@@ -225,10 +228,11 @@ def test_a_systemd_unit_is_planned_and_built_but_nothing_is_stopped_that_cannot_
     releases.adopt(record)
     (paths.announced / "kimi-k25.json").write_text(json.dumps(raw))
     state = str(paths.root)
-    assert ops("plan", *practice.channel, ROUNDHOUSE_NODE_STATE=state).returncode == 0
-    assert "cannot start or stop" in error_of("redeploy", *practice.channel, "--yes", ROUNDHOUSE_NODE_STATE=state)["what"]
-    assert "cannot start or stop" in error_of("rollback", "--service", "kimi-k25", "--release", "adopted", ROUNDHOUSE_NODE_STATE=state)["what"]
-    assert len(list(paths.jobs.iterdir())) == 3, "three plans, and no redeploy that was begun"
+    where = {"ROUNDHOUSE_NODE_STATE": state, "PATH": str(tmp_path / "bin")}
+    plan = ops("plan", *practice.channel, **where)
+    assert plan.returncode == 1 and "There is no systemctl on this machine" in plan.stderr
+    assert "There is no systemctl on this machine" in json.dumps(error_of("redeploy", *practice.channel, "--yes", **where))
+    assert [one.name for one in record.releases.iterdir() if not one.name.startswith(".")] == ["adopted"], "nothing was built"
 
 
 def test_the_companion_brings_a_job_of_the_command_line_to_the_console(short_path: Path, redis_url: str) -> None:

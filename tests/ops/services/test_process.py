@@ -10,11 +10,12 @@ from collections.abc import Callable
 import pytest
 
 from ops.gpus import processes
-from ops.jobs.errors import OpsError
+from ops.jobs.errors import BadInput, OpsError
 from ops.records import ServiceRecord
 from ops.services import launch
 from ops.services.manager import manager_for
 from ops.services.process import ProcessManager
+from ops.services.systemd import SystemdManager
 from tests.ops.services.conftest import wait_for
 
 Make = Callable[..., ServiceRecord]
@@ -163,8 +164,9 @@ def test_a_process_file_that_nobody_can_read_makes_the_state_unknown(make_record
     (record.folder / "process.json").unlink()
 
 
-def test_systemd_services_are_refused_clearly(make_record: Make) -> None:
-    record = make_record(manager="systemd", unit="vllm.service")
-    with pytest.raises(OpsError, match=r"systemd unit `vllm\.service`") as caught:
-        manager_for(record)
-    assert caught.value.kind == "unsupported"
+def test_each_record_has_its_manager_and_a_unit_that_is_none_is_refused(make_record: Make) -> None:
+    assert isinstance(manager_for(make_record()), ProcessManager)
+    assert isinstance(manager_for(make_record(manager="systemd", unit="vllm.service")), SystemdManager)
+    for unit in ("", "-H.service", "../a.service", "a b", "vllm@.service"):
+        with pytest.raises(BadInput):
+            manager_for(make_record(manager="systemd", unit=unit))

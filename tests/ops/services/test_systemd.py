@@ -280,6 +280,6 @@ def in_sandbox(tmp_path: Path, name: str, *arguments: str, **variables: str) -> 
 @pytest.mark.skipif(is_real(), reason="this is the inside")
 def test_a_real_systemd_does_the_same(short_path: Path) -> None:
     done = in_sandbox(short_path, f"rh-{os.getpid()}", "tests/ops/services/test_systemd.py", "tests/ops/services/test_journal.py",
-                      "tests/ops/services/test_stopping_systemd.py")
+                      "tests/ops/services/test_stopping_systemd.py", "tests/ops/services/test_failures_systemd.py")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
