@@ -73,9 +73,11 @@ def test_workers_that_a_unit_left_behind_are_its_own_and_are_ended_alone(box: Sy
     found = leftovers.look(record, source)
     assert worker in {one["pid"] for one in found.own} and not found.running
     if box.real:
-        assert {one["unit"] for one in found.own} == {"rh-left.service"} and "unit rh-left.service" in found.gpus[0]["problem"]
+        assert next(one["unit"] for one in found.own if one["pid"] == worker) == "rh-left.service"
+        assert "unit rh-left.service" in found.gpus[0]["problem"]
     note = leftovers.end(job.context, record, [(one["pid"], one["start_ticks"]) for one in found.own], grace_s=0.3)
-    assert "ended" in note and manager.pids() == set()
+    assert "ended" in note
+    wait_for(lambda: not manager.pids())  # a sleep of the worker's may still be there for a moment
 
 
 def test_a_unit_that_runs_its_own_command_says_so_when_it_is_started(box: SystemdBox, job: Job) -> None:
