@@ -431,6 +431,8 @@ class _Reader:
         if message.startswith(("  ", "\t")) and not _VALUE_ERROR.match(message):
             self._environment(message)  # a frame of a traceback, or compiler output's quotation: never the decisive line
             self._needed(message)
+            if message.startswith('  File "') and (key := (line.process, line.pid or line.ident_pid)) not in self.blocks:
+                self.blocks[key] = _Traceback(line.number, False)  # its beginning was cut off
             if _INDENTED.match(message) is None:
                 return
         if line.level == "INFO" and (line.source in _ECHO or message.startswith("Received request ")):

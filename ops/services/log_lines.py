@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 LINE_LIMIT = 32_768  # characters kept of one line: no fact stands further right
 
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|\[0;\d\dm\(|\x1b")
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|\[0;\d\dm\(|\x1b|ESC\[[\d;]*m")
 
 # What stands before the program's own text: the characters that it may begin with ("9" any digit, "A" any letter), and its form. Each is tried
 # once, in this order.
@@ -44,7 +44,7 @@ _WRAPPERS = [
     ("[", re.compile(r"\[(?: *\d+\.\d{6}|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\] ")),
     ("9", re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d) ")),  # a bare time (docker logs -t)
 ]
-_PROCESS = re.compile(r"\((?P<name>[A-Za-z][\w.-]*) (?:rank=\d+ )?pid=(?P<pid>\d+)(?:, ip=[\d.:a-f]+)?\)\s?")
+_PROCESS = re.compile(r"\((?P<name>[A-Za-z][\w.-]*) (?:[\w=]+ ){0,2}pid=(?P<pid>\d+)(?:, ip=[\d.:a-f]+)?\)\s?")
 _HEAD = re.compile(
     r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<date>\d\d-\d\d) (?P<time>\d\d:\d\d:\d\d) (?:\[?(?P<source>[\w./<>-]+\.\w+|\S+?):\d+\]) ?"
 )
@@ -87,7 +87,7 @@ def parse(text: str, number: int = 0) -> LogLine:
         text = text[:LINE_LIMIT]
     if text.startswith("{"):
         text = unwrapped(text).partition("\n")[0]
-    if "\x1b" in text:
+    if "\x1b" in text or text.startswith("ESC["):
         text = _ANSI.sub("", text)
     text = text.rstrip("\r\n")
     if "\r" in text:

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from ops.services.diagnosis import ACTIONS, Diagnosis, Rule, diagnose_file, rules
+from ops.services.diagnosis import ACTIONS, Diagnosis, Rule, diagnose, diagnose_file, rules
 
 FOLDER = Path(__file__).resolve().parents[2] / "fixtures/logs/unseen"
 CASES: list[dict[str, Any]] = json.loads((FOLDER / "cases.json").read_text())["cases"]
 FAULTY = [case for case in CASES if case["fault"]]
 HEALTHY = [case for case in CASES if not case["fault"]]
+WORDS: list[dict[str, str]] = json.loads((FOLDER / "words.json").read_text())["lines"]
 FAMILIES = sorted({rule.family for rule in rules()})
 
 
@@ -57,6 +58,26 @@ def test_without_any_rule_the_generic_search_names_the_line_mostly() -> None:
     wrong = [case["id"] for case in FAULTY if answer(case["file"], "everything").line not in accepted(case)]
     assert len(wrong) <= 0.1 * len(FAULTY), wrong  # seen: one
     assert not any(answer(case["file"], "everything").fault for case in HEALTHY)
+
+
+@pytest.mark.parametrize("row", WORDS, ids=lambda row: row["kind"])
+def test_one_line_is_enough_to_know_its_kind(row: dict[str, str]) -> None:
+    head = "(Worker_TP0 pid=5) ERROR 05-14 09:20:01 [multiproc_executor.py:870] "
+    printed = not row["line"].split(":")[0].endswith(("Error", "Exception")) and not row["line"].startswith("Error while")
+    before = "" if printed else f'{head}Traceback (most recent call last):\n{head}  File "/x/y.py", line 1, in f\n'
+    found = diagnose(f"{before}{'' if printed else head}{row['line']}\n")
+    assert found.fault and found.text == row["line"].removeprefix("ERROR 01-02 03:04:05 multiproc_worker_utils.py:123] ")
+    assert found.kind == row["kind"] or (row["kind"] == "oom" and found.kind.startswith("oom-"))
+
+
+def test_a_healthy_log_is_no_fault_wherever_it_is_cut_off() -> None:
+    for case in HEALTHY:
+        if "crash" in case["id"] or "reboot" in case["id"] or "silent" in case["id"]:
+            continue  # a fault, or a stall, while it is all that there is
+        lines = (FOLDER / case["file"]).read_bytes().decode().split("\n")
+        for number in range(5, len(lines), 9):
+            found = diagnose("\n".join(lines[:number]) + "\n")
+            assert not found.fault, f"{case['id']}, first {number} lines: {found.rule}, {found.text}"
 
 
 def test_the_logs_are_of_many_kinds_and_layouts() -> None:
