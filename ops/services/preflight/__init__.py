@@ -92,6 +92,7 @@ def _release(context: Context, record: ServiceRecord, release: Path, plan: Mappi
         ("reachable", lambda: built.reachable(looks, record, release, found)),
         ("coupling", lambda: built.coupling(looks, installed, plan, found)),
         ("cuda", lambda: built.cuda(looks, installed, snapshot)),
+        ("kernels", lambda: built.kernels(looks, record, release, installed, snapshot)),
         ("model", lambda: built.model_known(looks, installed, folder)),
         ("toolchain", lambda: toolchain.look(looks, record, release, installed, snapshot, found)),
         ("flags", lambda: options.flags(looks, record, release, found)),

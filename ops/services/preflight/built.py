@@ -11,10 +11,12 @@ from typing import Any
 
 from ops.environments import coupling as coupled
 from ops.environments import cuda_builds, packages
+from ops.environments import kernels as kernel_lists
 from ops.environments.packages import Distribution, EnvironmentPackages
 from ops.gpus.source import GpuSnapshot
-from ops.jobs.errors import BadInput
+from ops.jobs.errors import BadInput, OpsError
 from ops.records import ServiceRecord
+from ops.services import state
 from ops.services.preflight.looks import Looks
 from ops.services.preflight.model import Model
 from ops.services.preflight.surroundings import Surroundings
@@ -41,6 +43,22 @@ def cuda(looks: Looks, installed: EnvironmentPackages, snapshot: GpuSnapshot) ->
     torch = cuda_builds.builds_of(installed).get("torch")
     if torch is not None and snapshot.cuda is not None and not any(one.kind == "driver" for one in told):
         looks.add("ok", f"The driver (CUDA {snapshot.cuda}) suits torch {installed.version('torch')}")
+
+
+def kernels(looks: Looks, record: ServiceRecord, release: Path, installed: EnvironmentPackages, snapshot: GpuSnapshot) -> None:
+    """Kernels for the GPUs that the service has. Only torch knows, so the release's own Python is asked (seconds), unless it has served here."""
+    capabilities = {gpu.compute_capability for gpu in snapshot.gpus if gpu.index in record.gpus and gpu.compute_capability}
+    if not capabilities or record.practice or "torch" not in cuda_builds.builds_of(installed) or state.last_good(record) == release.name:
+        return
+    try:
+        report = kernel_lists.check(release, capabilities)
+    except OpsError as error:
+        looks.add("warning", f"What torch was built for cannot be asked: {error.what}", why=error.why, fix=error.hint)
+        return
+    for one in report.findings:
+        looks.add(one["level"], one["title"], why=one["why"], fix=one["fix"])
+    if report.problem is None and not report.findings:
+        looks.add("ok", f"torch {report.torch} has kernels for compute capability {', '.join(sorted(report.covered))}")
 
 
 def python(looks: Looks, release: Path) -> None:

@@ -383,6 +383,18 @@ def test_a_cpu_build_needs_its_compiler_only_where_it_compiles(record: ServiceRe
     assert [one["level"] for one in compiled_with(job, record, new, nothing).values()] == ["ok"]
 
 
+@pytest.mark.parametrize(("flags", "level", "words"), [
+    ("sm_80 sm_90 sm_120", "ok", "has kernels for compute capability 12.0"), ("sm_80 sm_90", "stop", "no kernels for compute capability 12.0"),
+    ("sm_80 compute_90", "warning", "only PTX"), (None, "warning", "cannot be asked")])
+def test_torch_must_have_kernels_for_the_cards(record: ServiceRecord, job: Job, flags: str | None, level: str, words: str) -> None:
+    new = built(record, {**GOOD, "torch": "2.11.0+cu130"})
+    answer = json.dumps({"torch": "2.11.0+cu130", "flags": flags, "cuda": "13.0", "hip": None})
+    (new / "base" / "bin" / "python").write_text(f"#!/bin/sh\necho 'ROUNDHOUSE-KERNELS {answer}'\n" if flags else "#!/bin/sh\nexit 1\n")
+    only(told(job, lambda looks: built_looks.kernels(looks, record, new, packages.read(new), CARDS)), level, words)
+    state.set_last_good(record, new.name)
+    assert told(job, lambda looks: built_looks.kernels(looks, record, new, packages.read(new), CARDS)) == {}
+
+
 # ---- the model ----
 
 
