@@ -88,7 +88,8 @@ def look(record: ServiceRecord, source: GpuSource, *, others: Sequence[ServiceRe
     if snapshot.problem and not snapshot.gpus and record.gpus:
         problems.append(f"The GPUs cannot be read: {snapshot.problem}")
     held = _held(record, snapshot, running)
-    found = [_process(pid, held.get(pid, []), owned.get(pid), services.get(pid)) for pid in sorted({*owned, *held})]
+    there = {pid for pid, one in owned.items() if pid in held or processes.is_alive(pid, one.start_ticks)}  # some end while one looks
+    found = [_process(pid, held.get(pid, []), owned.get(pid), services.get(pid)) for pid in sorted({*there, *held})]
     uid, _ = ownership.user_of(record, manager)
     gpus = [] if running else [
         {"index": one.index, "used_bytes": one.used_bytes, "allowed_bytes": one.allowed_bytes, "problem": one.words}
