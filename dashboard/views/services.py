@@ -14,10 +14,12 @@ from dashboard import adoption_forms, charts, dispatch, environment_story, guard
 from dashboard.estimates import usual
 from dashboard.forms import ACTIONS, FORGET_AT_ONCE, ActionForm, PlanForm, channels_for, others, preset_choices
 from dashboard.guard_forms import GuardsForm
+from dashboard.job_story import OPEN_STATES
 from dashboard.models import BenchmarkRun, Job, Node, Service, ShelvedPatch
 from dashboard.views import problems, signed_in
 from dashboard.views.environments import tab_counts
-from dashboard.views.fleet import job_rows, service_card
+from dashboard.views.fleet import STARTING_JOBS, job_rows, service_card
+from dashboard.views.jobs import READERS
 from ops.jobs.errors import BadInput
 from ops.jobs.events import JobState
 
@@ -52,9 +54,12 @@ def service(request: HttpRequest, node: str, name: str) -> HttpResponse:
     jobs = list(Job.objects.filter(service=found).select_related("service", "node", "by").prefetch_related("steps")[:JOBS])
     history = charts.throughput_history([(run, list(run.levels.all())) for run in runs], target=card["record"].get("target_tok_s") or [])
     failures = service_story.failures(found)
+    running = next((row for row in job_rows(jobs) if row["job"].state in OPEN_STATES and row["job"].type not in READERS), None)
+    seen_to = running is not None and running["job"].type in STARTING_JOBS  # whoever is starting it is told on that job's page what goes wrong
     return render(request, "services/service.html", {
         "service": found, "card": card, "rows": job_rows(jobs), "channels": channels_for(found), "known": environment_story.start_estimate(found),
-        "runs": runs, "now": service_story.now(found), "failures": failures, "trouble": service_story.trouble(found, failures),
+        "runs": runs, "now": service_story.now(found), "failures": failures, "running": running,
+        "trouble": None if seen_to else service_story.trouble(found, failures),
         "unit": service_story.unit(found), "launch": service_story.launch(found), "others": others(found), "usual": service_story.usual_warmup(found),
         "history": history, "warmups": _warmups(found),
         "last_good": _last_good(found), "changed": _changed(found, card), "words": environment_story.changed_words(found),

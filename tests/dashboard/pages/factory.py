@@ -672,7 +672,7 @@ class Story:
         self.say(job, EventType.WARMUP_TROUBLE, kind="stall", text="No milestone, no progress and idle GPUs for 60 s", diagnosis=None, **{"try": 2})
         self.say(job, EventType.STEP_PROGRESS, step="warmup", done=106.0, total=668.0, unit="s", estimate=True,
                  text="Loading weights: 31 of 119 shards; about 9:22 left")
-        self.tell(job)
+        self.unfinished = self.tell(job)
         return made
 
 
@@ -738,7 +738,7 @@ def adopting() -> Story:
 
 
 def services() -> Story:
-    """A service under systemd in a restart loop, another beside it that runs, and a job of every kind that controls or looks at one."""
+    """A service under systemd in a restart loop that a job starts, another that crashed, and a job of every kind that controls or looks at one."""
     story = Story()
     story.node(stray=True)
     story.service(state="failed", detail="It ended by itself 7 times; systemd starts it again in 12 s")
@@ -752,8 +752,10 @@ def services() -> Story:
         unit={**ran.UNIT, "state": "failed", "sub": "failed", "result": "exit-code", "restarts": 7, "launcher_installed": False,
               "needs_reload": True},
         launch={**ran.LAUNCH, "pending": True})
-    Service.objects.create(node=story.the_node, name="glm-5", practice=True, state="stopped", launch=ran.LAUNCH, warmups=ran.warmups(1), record={
-        **kimi.record, "name": "glm-5", "model_path": "/data/models/GLM-5-NVFP4", "base_url": "http://127.0.0.1:8001"}, status={"state": "stopped"})
+    Service.objects.create(
+        node=story.the_node, name="glm-5", practice=True, state="failed", launch=ran.LAUNCH, warmups=ran.warmups(1), failures=ran.failures(),
+        status={"state": "failed", "exit_code": 1, "ended_at": time.time() - 62}, record={
+            **kimi.record, "name": "glm-5", "model_path": "/data/models/GLM-5-NVFP4", "base_url": "http://127.0.0.1:8001"})
     story.control_jobs()
     kimi.refresh_from_db()
     return story

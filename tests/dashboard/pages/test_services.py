@@ -28,8 +28,10 @@ def visitor(member: Client) -> Client:
 
 @pytest.fixture
 def looping(visitor: Client) -> factory.Story:
-    """In a restart loop, with failures, warmups, a unit and changed launch settings; another service beside it."""
-    return factory.services()
+    """In a restart loop that no job looks after, with failures, warmups, a unit and changed launch settings; another service beside it."""
+    story = factory.services()
+    story.end(story.unfinished, "failed", reason="It crashes at each try")
+    return story
 
 
 def change(**values: Any) -> Service:
@@ -68,6 +70,14 @@ def test_a_restart_loop_says_so_with_the_cause_the_fix_and_the_one_button(visito
     assert body.count("btn-primary") == 1
     assert "Stop…" in seen and "Reset failed…" in seen, "what systemd starts again and again can be stopped"
     assert "python -m ops adopt --unit vllm-kimi.service --apply --install" in seen and "systemctl daemon-reload" in seen
+
+
+def test_while_a_job_starts_it_the_page_leads_there(visitor: Client) -> None:
+    story = factory.services()
+    response = visitor.get(SERVICE)
+    seen = text(response)
+    assert "crashes again and again" not in seen and f'href="/jobs/{story.unfinished.number}/">Watch' in response.content.decode()
+    assert "about 9:22 left" in seen
 
 
 def test_an_engine_that_died_with_code_0_is_a_failure_and_said(visitor: Client, story: factory.Story) -> None:
@@ -110,7 +120,6 @@ def test_launch_settings_show_no_secret_and_say_when_they_apply(visitor: Client,
 
 
 def test_the_list_and_the_fleet_say_why_a_service_is_down(visitor: Client, looping: factory.Story) -> None:
-    Job.objects.filter(state="running").update(state="failed")
     for path in ("/", "/services/"):
         assert "Another process holds memory of GPU 3" in text(visitor.get(path)), path
     assert "kimi-k25 crashes again and again: 7 restarts" in text(visitor.get("/")) and "7 restarts" in text(visitor.get("/services/"))
@@ -202,7 +211,7 @@ def test_smoke_tests_after_a_start_are_a_choice(
 def test_a_switch_names_the_other_services_of_the_node_and_what_each_takes(visitor: Client, looping: factory.Story, redis_url: str) -> None:
     Job.objects.all().delete()
     seen = text(visitor.get(f"{SERVICE}run/switch/"))
-    assert "glm-5 Stopped GLM-5-NVFP4; answers after about 12:52 min, from 1 warmup" in seen and "nothing is stopped" in seen
+    assert "glm-5 Failed GLM-5-NVFP4; answers after about 12:52 min, from 1 warmup" in seen and "nothing is stopped" in seen
     for wrong in ({}, {"to": "kimi-k25"}, {"to": "other"}):
         assert visitor.post(f"{SERVICE}run/switch/", wrong).status_code == 400
     assert not Job.objects.exists()
@@ -255,6 +264,12 @@ def test_a_page_without_its_token_controls_nothing(story: factory.Story, operato
 # ---- pages of the jobs ----
 
 
+@pytest.fixture
+def starting(visitor: Client) -> factory.Story:
+    """The same while a job starts it."""
+    return factory.services()
+
+
 def page_of(visitor: Client, kind: str, **found: Any) -> str:
     job = Job.objects.filter(type=kind, **found).first()
     assert job is not None
@@ -262,7 +277,7 @@ def page_of(visitor: Client, kind: str, **found: Any) -> str:
 
 
 def test_a_preflight_is_one_list_by_part_with_what_is_fine_folded(visitor: Client, looping: factory.Story) -> None:
-    seen = page_of(visitor, "start", state="failed")
+    seen = page_of(visitor, "start", reason__contains="nvcc")
     assert seen.index("The host") < seen.index("nvcc is 12.8") < seen.index("The open-file limit") < seen.index("4 checks are fine") \
         < seen.index("The release that is to start") < seen.index("2 checks are fine")
     assert "1 blocking 1 warning 6 fine" in seen
@@ -283,7 +298,7 @@ def test_a_redeploy_shows_the_looks_at_host_and_built_release_as_one_list(visito
         assert order == sorted(order), step
 
 
-def test_a_warmup_in_a_restart_loop_shows_its_tries_its_stall_and_the_time_left(visitor: Client, looping: factory.Story) -> None:
+def test_a_warmup_in_a_restart_loop_shows_its_tries_its_stall_and_the_time_left(visitor: Client, starting: factory.Story) -> None:
     seen = page_of(visitor, "start", state="running")
     assert "try 2" in seen and "Try 1 crashed" in seen and "Another process holds memory of GPU 3" in seen and "It stalled" in seen
     assert "of about 11:08" in seen and "31 of 119 shards; about 9:22 left" in seen
