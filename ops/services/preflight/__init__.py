@@ -69,7 +69,7 @@ def _host(context: Context, record: ServiceRecord, plan: Mapping[str, Any] | Non
         ("peer-to-peer", lambda: hardware.peer_to_peer(looks, record, snapshot, found)),
         ("disk", lambda: machine.disk(looks, record, plan, found)),
         ("shared-memory", lambda: machine.shared_memory(looks, record)),
-        ("memory", lambda: machine.memory(looks, record, found, limits.memory_bytes, folder.bytes, cpu=not record.gpus)),
+        ("memory", lambda: machine.memory(looks, record, found, limits.memory_bytes, folder.bytes, cpu=not record.gpus and built.is_for_cpu(record))),
         ("limits", lambda: machine.limits(looks, record, found)),
         ("caches", lambda: machine.caches(looks, found)),
         ("patience", lambda: machine.patience(looks, record, found, limits.start_s)),

