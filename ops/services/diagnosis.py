@@ -178,6 +178,8 @@ _OTHERS = re.compile(
     r"(?:sshd|sudo|su|cron|CRON|dockerd|containerd|kubelet|NetworkManager|snapd|rsyslogd|dbus-daemon|chronyd|ntpd|dhclient|login|polkitd|multipathd"
     r"|systemd-\S+|nginx|postgres|redis-server|prometheus|node_exporter|grafana|audit\w*|kernel-\S+|apt\S*|unattended-\S*)\Z"
 )
+_ENGINE_FILE = re.compile(r"multiproc|core|worker|gpu_|model_runner|ray_|executor|dump_input")  # of vLLM: it runs in no API server
+_QUOTES = "Worker failed with error"  # and a part of the worker's own message
 _UNIT = re.compile(r"(?:Started|Starting|Stopping|Stopped|Reloading) (\S+\.(?:service|scope|socket|timer|slice|mount|target))\b")
 _OF_UNIT = re.compile(r"(\S+\.(?:service|scope|socket|timer|slice|mount|target)): ")
 _NO_SERVICE = re.compile(r"Stopping (?:Session|User|Daily|Regular|Cleanup)\b")
@@ -258,6 +260,7 @@ class _Hit:
     progress: int = 0  # milestones of the run before it
     mild: bool = False  # no error by its own words: a warning, or a print outside of any traceback
     outside: bool = False  # the kernel or systemd said it
+    api: bool = False  # the API server's, as far as the line tells: the process that answers clients
 
 
 @dataclass(slots=True)
@@ -553,7 +556,7 @@ class _Reader:
         printed = not line.level and line.ident not in {"systemd", "kernel"} and what != "exception"
         mild = line.level in {"WARNING", "DEBUG"} or (printed and (line.process, line.pid or line.ident_pid) not in self.blocks)
         hit = _Hit(weight, line.rank, line.number, text.strip(), rule, groups, what, list(self.ring), self.run.milestones, mild,
-                   line.ident in {"systemd", "kernel"})
+                   line.ident in {"systemd", "kernel"}, line.rank == 1 or (line.rank == 0 and _ENGINE_FILE.match(line.source) is None))
         self.waiting.append((line.number + CONTEXT_LINES, hit))
         return hit
 
@@ -589,7 +592,8 @@ class _Reader:
             self.unknown.add(message)
         if best is None:
             return False
-        self._keep(self._hit(best[0].weight, line, line.message, best[0], _groups(best[1]), "rule"))
+        weight = best[0].weight - (20 if _QUOTES in message else 0)
+        self._keep(self._hit(weight, line, message, best[0], _groups(best[1]), "rule"))
         return True
 
     def _needed(self, message: str) -> None:
@@ -812,7 +816,7 @@ _OVERCOME = 3  # milestones after a line, from which on it did not stop the star
 
 def _weight(hit: _Hit, run: _Run) -> float:
     """A warning, or a print, after which the start went on, says less than what stands where it ended."""
-    if run.serving is not None and not hit.mild and not hit.outside and hit.rank <= 1 and hit.what in {"rule", "exception"}:
+    if run.serving is not None and not hit.mild and not hit.outside and hit.api and hit.what in {"rule", "exception"}:
         first = min((death.line for death in run.deaths if death.line > run.serving), default=0)
         return hit.weight / 3 if hit.line < first else hit.weight  # a client's mistake, most likely: the server went on
     if not hit.mild or run.milestones - hit.progress < _OVERCOME:

@@ -89,7 +89,7 @@ def parse(text: str, number: int = 0) -> LogLine:
         text = unwrapped(text).partition("\n")[0]
     if "\x1b" in text or text.startswith("ESC["):
         text = _ANSI.sub("", text)
-    text = text.rstrip("\r\n")
+    text = text.rstrip()
     if "\r" in text:
         text = next((part for part in reversed(text.split("\r")) if part.strip()), "")
     ident, ident_pid = "", None
