@@ -97,9 +97,9 @@ def serving(chance: random.Random) -> Iterator[str]:
             yield (f'(APIServer pid=4711) INFO:     10.0.{chance.randrange(255)}.{chance.randrange(255)}:{chance.randrange(65535)} - '
                    '"POST /v1/chat/completions HTTP/1.1" 200 OK')
         elif kind < 0.99:
-            yield (f"(APIServer pid=4711) INFO 03-02 {at} [loggers.py:257] Engine 000: Avg prompt throughput: {chance.random() * 1e4:.1f} tokens/s, Avg "
-                   f"generation throughput: {chance.random() * 1e3:.1f} tokens/s, Running: {chance.randrange(64)} reqs, Waiting: 0 reqs, GPU KV cache "
-                   f"usage: {chance.random() * 100:.1f}%, Prefix cache hit rate: 51.3%")
+            yield (f"(APIServer pid=4711) INFO 03-02 {at} [loggers.py:257] Engine 000: Avg prompt throughput: {chance.random() * 1e4:.1f} tokens/s, "
+                   f"Avg generation throughput: {chance.random() * 1e3:.1f} tokens/s, Running: {chance.randrange(64)} reqs, Waiting: 0 reqs, GPU KV "
+                   f"cache usage: {chance.random() * 100:.1f}%, Prefix cache hit rate: 51.3%")
         else:
             yield f"(APIServer pid=4711) ERROR 03-02 {at} [serving_chat.py:200] Error in preprocessing prompt inputs"
             yield "(APIServer pid=4711) Traceback (most recent call last):"
@@ -129,8 +129,8 @@ def kinds(count: int) -> dict[str, Iterator[str]]:
         "serving, healthy": islice(serving(chance), count),
         "serving, then a crash": _then(islice(serving(chance), count - len(death)), death),
         "serving, as the journal's JSON": (json.dumps({
-            "__REALTIME_TIMESTAMP": str(1_700_000_000_000_000 + number), "_HOSTNAME": "gpu", "_PID": "4711", "SYSLOG_IDENTIFIER": "vllm", "PRIORITY": "6",
-            "MESSAGE": line}) for number, line in enumerate(islice(serving(chance), count))),
+            "__REALTIME_TIMESTAMP": str(1_700_000_000_000_000 + number), "_HOSTNAME": "gpu", "_PID": "4711", "SYSLOG_IDENTIFIER": "vllm",
+            "PRIORITY": "6", "MESSAGE": line}) for number, line in enumerate(islice(serving(chance), count))),
         "all 45 logs, over and over": islice(cycle(every), count),
         "real crashes and starts, over and over": islice(cycle(real), count),
         "one crash of the same processes, over and over": islice(cycle(crash), count),
@@ -200,8 +200,8 @@ def main() -> int:
     if rows := result.get("speed"):
         print("\n| log | lines | MB | grep s | ours s | ours / grep | peak MiB | answer |\n| --- | --- | --- | --- | --- | --- | --- | --- |")
         for row in rows:
-            print(f"| {row['log']} | {row['lines']:,} | {row['mb']} | {row['grep_s']:.2f} | {row['ours_s']:.2f} | {row['ratio']:.1f} | {row['peak_mib']} "
-                  f"| {row['answer']} |")
+            print(f"| {row['log']} | {row['lines']:,} | {row['mb']} | {row['grep_s']:.2f} | {row['ours_s']:.2f} | {row['ratio']:.1f} | "
+                  f"{row['peak_mib']} | {row['answer']} |")
     return 0 if good else 1
 
 

@@ -179,6 +179,7 @@ _OTHERS = re.compile(
     r"|systemd-\S+|nginx|postgres|redis-server|prometheus|node_exporter|grafana|audit\w*|kernel-\S+|apt\S*|unattended-\S*)\Z"
 )
 _ENGINE_FILE = re.compile(r"multiproc|core|worker|gpu_|model_runner|ray_|executor|dump_input")  # of vLLM: it runs in no API server
+_FALLBACK = re.compile(r"(?i)fall(?:ing)? ?back|will be ignored|ignoring|skipping|is disabled|will be disabled|optional|retrying")
 _QUOTES = "Worker failed with error"  # and a part of the worker's own message
 _UNIT = re.compile(r"(?:Started|Starting|Stopping|Stopped|Reloading) (\S+\.(?:service|scope|socket|timer|slice|mount|target))\b")
 _OF_UNIT = re.compile(r"(\S+\.(?:service|scope|socket|timer|slice|mount|target)): ")
@@ -190,7 +191,7 @@ _DIRECT = "The above exception was the direct cause of the following exception"
 
 # A line without one of these holds no evidence. Tried first: a log of a million lines has few that pass.
 _QUICK = Quick(
-    r"rror|xception|raceback|fatal|Started|Stopp|Starting|version|startup complete|Shutting down|shutdown|exited|died|Failed|NVRM|illed"
+    r"\" 200|rror|xception|raceback|fatal|Started|Stopp|Starting|version|startup complete|Shutting down|shutdown|exited|died|Failed|NVRM|illed"
     r"|NCCL|nccl|No available|signal|\[exit code|not found|undefined|cannot open|Xid|segfault|terminate called|what\(\)|Assertion|PTX"
     r"|kernel image|imed out|too old|No such file|not supported|No valid|is not installed|gated|deserializ|Incomplete|above exception|ptxas"
     r"|oom|memory|non-default args|mismatch|detected platform|File \"|Loading|Captur|Tuning|utotun|Dynamo|ache|took|takes|unsatisfiable|Resolution"
@@ -259,6 +260,7 @@ class _Hit:
     context: list[tuple[int, str]] = field(default_factory=list)
     progress: int = 0  # milestones of the run before it
     mild: bool = False  # no error by its own words: a warning, or a print outside of any traceback
+    warned: bool = False  # a warning
     outside: bool = False  # the kernel or systemd said it
     api: bool = False  # the API server's, as far as the line tells: the process that answers clients
 
@@ -416,7 +418,8 @@ class _Reader:
             return
         if len(raw) > LINE_LIMIT:
             raw = raw[:LINE_LIMIT]
-        self.ring.append((number, raw))
+        if not self.ring or self.ring[-1][0] != number:
+            self.ring.append((number, raw))
         self.run.lines += 1
         if self.waiting:
             self._fill(number, raw)
@@ -466,8 +469,8 @@ class _Reader:
         if "NCCL" in message or "nccl" in message:
             run.nccl = True
         self._environment(message)
-        if line.level == "INFO":
-            return  # news, and what clients sent: never the cause
+        if line.level == "INFO" or (line.level in {"WARNING", "DEBUG"} and _FALLBACK.search(message)):
+            return  # news, and what clients sent, and what vLLM can do without: never the cause
         if (named := _KERNEL_NAME.search(message)) is not None and not _OURS.search(next(filter(None, named.groups()), "")):
             return  # another program's end
         if len(run.deaths) < _DEATHS_KEPT and _DEATH.search(message):
@@ -556,7 +559,7 @@ class _Reader:
         printed = not line.level and line.ident not in {"systemd", "kernel"} and what != "exception"
         mild = line.level in {"WARNING", "DEBUG"} or (printed and (line.process, line.pid or line.ident_pid) not in self.blocks)
         hit = _Hit(weight, line.rank, line.number, text.strip(), rule, groups, what, list(self.ring), self.run.milestones, mild,
-                   line.ident in {"systemd", "kernel"}, line.rank == 1 or (line.rank == 0 and _ENGINE_FILE.match(line.source) is None))
+                   line.level in {"WARNING", "DEBUG"}, line.ident in {"systemd", "kernel"}, line.rank == 1 or (line.rank == 0 and _ENGINE_FILE.match(line.source) is None))
         self.waiting.append((line.number + CONTEXT_LINES, hit))
         return hit
 
@@ -819,7 +822,7 @@ def _weight(hit: _Hit, run: _Run) -> float:
     if run.serving is not None and not hit.mild and not hit.outside and hit.api and hit.what in {"rule", "exception"}:
         first = min((death.line for death in run.deaths if death.line > run.serving), default=0)
         return hit.weight / 3 if hit.line < first else hit.weight  # a client's mistake, most likely: the server went on
-    if not hit.mild or run.milestones - hit.progress < _OVERCOME:
+    if not hit.mild or (run.milestones - hit.progress < _OVERCOME and not (hit.warned and any(not one.mild and one.weight > 6 for one in run.hits))):
         return hit.weight
     return hit.weight / 2 if hit.rule is not None or hit.what == "import" else min(hit.weight, 19)
 

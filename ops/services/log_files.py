@@ -62,7 +62,7 @@ class _Unpacked:
 
     def read(self, size: int) -> bytes:
         try:
-            return self._file.read(size)
+            return self._file.read1(size)  # `read` would lose what came before the cut
         except (EOFError, zlib.error, gzip.BadGzipFile):
             return b""
 
