@@ -89,7 +89,7 @@ def _release(context: Context, record: ServiceRecord, release: Path, plan: Mappi
     [installed] = read
     looks.run([
         ("python", lambda: built.python(looks, release)),
-        ("reachable", lambda: built.reachable(looks, record, release, found)),
+        ("reachable", lambda: built.reachable(looks, record, release, found) if plan is not None or unit.starts_launcher(record) else None),
         ("coupling", lambda: built.coupling(looks, installed, plan, found)),
         ("cuda", lambda: built.cuda(looks, installed, snapshot)),
         ("kernels", lambda: built.kernels(looks, record, release, installed, snapshot)),

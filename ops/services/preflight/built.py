@@ -75,16 +75,16 @@ def reachable(looks: Looks, record: ServiceRecord, release: Path, found: Surroun
         return
     for what, path in (("its launcher", record.folder), ("the release", release), ("the model", Path(record.model_path))):
         for place in (path, *path.parents):
-            try:
-                mode = place.stat()
-            except OSError:
-                continue
-            shift = 6 if mode.st_uid == found.uid else 3 if mode.st_gid in found.groups else 0
-            if not (mode.st_mode >> shift) & 1 and "system.posix_acl_access" not in os.listxattr(place):
+            if found.allows(place, 1) is False:
                 looks.add("stop", f"`{found.user}` cannot come to {what}: `{place}` is closed to it",
                           why=f"The service runs as this user, and `{path}` lies below it",
-                          fix="Let the agent and the service run as one user, or open the folder for it (`setfacl -m u:{found.user}:x {place}`)")
+                          fix=f"Let the agent and the service run as one user, or open the folder for it (`setfacl -m u:{found.user}:x {place}`)")
                 break
+    for name in ("launch.json", "env.json"):  # made by us for us alone: they hold secrets
+        if found.allows(record.folder / name, 4) is False:
+            looks.add("stop", f"`{found.user}` may not read `{record.folder / name}`",
+                      why="The launcher would end at once: the file is the agent's own", fix=f"Let the agent run as `{found.user}`")
+            return
 
 
 def model_known(looks: Looks, installed: EnvironmentPackages, model: Model) -> None:

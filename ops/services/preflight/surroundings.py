@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import pwd
@@ -65,13 +66,23 @@ class Surroundings:
     def _allowed(self, folder: Path) -> bool | None:
         """By owner, group and others, of the folder and of all above it. An access list says more than these: None then."""
         for place, wanted in [*((parent, 1) for parent in folder.parents), (folder, 3)]:
-            found = place.stat()
-            if _ACL in os.listxattr(place):
-                return None
-            shift = 6 if found.st_uid == self.uid else 3 if found.st_gid in self.groups else 0
-            if (found.st_mode >> shift) & wanted != wanted:
-                return False
+            allowed = self.allows(place, wanted)
+            if not allowed:
+                return allowed
         return folder.is_dir()
+
+    def allows(self, place: Path, wanted: int) -> bool | None:
+        """Whether the mode of `place` gives the service's user these rights (4 read, 2 write, 1 enter); None where it has an access list. For a user
+        whose uid is known."""
+        try:
+            found = place.stat()
+            listed = _ACL in os.listxattr(place)
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.ENOSYS):
+                return None
+            found, listed = place.stat(), False  # this file system has no lists
+        shift = 6 if found.st_uid == self.uid else 3 if found.st_gid in self.groups else 0
+        return None if listed else (found.st_mode >> shift) & wanted == wanted
 
 
 def of(record: ServiceRecord) -> Surroundings:

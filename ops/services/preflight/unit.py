@@ -46,6 +46,12 @@ def limits(record: ServiceRecord) -> UnitLimits:
     return UnitLimits(facts.get("memory_max"), facts.get("start_limit_s") if kind in _WAITING_TYPES else None)
 
 
+def starts_launcher(record: ServiceRecord) -> bool:
+    """Whether a start of the service runs its launcher, as far as is known: a unit may still start a command of its own."""
+    manager = manager_for(record)
+    return not isinstance(manager, SystemdManager) or manager.facts()["launcher_installed"] is not False
+
+
 def look(looks: Looks, record: ServiceRecord, plan: Mapping[str, Any] | None) -> None:
     """`plan` is not None where another release is to be started than the one that runs: only the launcher can do that."""
     manager = manager_for(record)

@@ -510,3 +510,19 @@ def test_the_help_is_asked_once_for_a_release_and_again_when_it_has_changed(reco
     assert asked.read_text() == "asked\nasked\n"
     (record.folder / "help.json").write_text("torn{")
     only(told(job, lambda looks: options.flags(looks, record, new, around())), "stop", "`--tensor-parallel-size`")
+
+
+def test_a_release_below_a_closed_folder_cannot_be_come_to_by_another_user(record: ServiceRecord, job: Job, reachable: Path) -> None:
+    record.root = record.model_path = str(reachable)
+    new = reachable / "private" / "release"
+    new.mkdir(parents=True)
+    assert told(job, lambda looks: built_looks.reachable(looks, record, new, around(uid=4000))) == {}
+    (reachable / "private").chmod(0o700)
+    [one] = told(job, lambda looks: built_looks.reachable(looks, record, new, around(uid=4000, user="vllm"))).values()
+    assert one["level"] == "stop" and f"`vllm` cannot come to the release: `{reachable}/private`" in one["title"]
+    assert "setfacl -m u:vllm:x" in one["fix"]
+    assert told(job, lambda looks: built_looks.reachable(looks, record, new, around())) == {}  # our own user, who came there to look
+    (reachable / "private").chmod(0o755)
+    (reachable / "env.json").touch(0o600)
+    [one] = told(job, lambda looks: built_looks.reachable(looks, record, new, around(uid=4000, user="vllm"))).values()
+    assert "`vllm` may not read" in one["title"] and "env.json" in one["title"]
