@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -152,7 +153,8 @@ _GENERIC: list[tuple[int, str, re.Pattern[str]]] = [
     )),
     (56, "compiler", re.compile(
         r"(?:^|\s)(?:nvcc|ptxas|ld|cc1plus)?\s?fatal\s*:|:\d+: (?:fatal )?error: |: fatal error: "
-        r"|: error: .*(?:not declared|expected|undefined reference|no member)|undefined reference to|^(?!.*\blspci\b).*: (?:command )?not found$"
+        r"|: error: .*(?:not declared|expected|undefined reference|no member)|undefined reference to"
+        r"|\b(?:nvcc|ptxas|ninja|gcc|g\+\+|cc|c\+\+|ld|vllm|python[\d.]*): (?:command )?not found$"
         r"|ld: cannot find -l|nvcc error\s*:|died due to signal \d|bad interpreter: "
     )),
     (55, "compiler", re.compile(r"collect2: error")),
@@ -160,6 +162,7 @@ _GENERIC: list[tuple[int, str, re.Pattern[str]]] = [
         r"^Failed: Cuda error|NCCL WARN .*(?:[Ee]rror|[Ff]ail|[Dd]uplicate)|Segmentation fault|[Bb]us error|Segfault encountered"
         r"|Assertion `.*' failed|Fatal Python error|^LLVM ERROR|^Illegal instruction"
     )),
+    (33, "compiler", re.compile(r": (?:command )?not found$")),
     (31, "native", re.compile(r"Watchdog caught")),
     (54, "arguments", re.compile(r"^(?:[\w./-]+(?: [\w-]+){0,2}: )?error: ")),
     (53, "install", re.compile(r"requirements are unsatisfiable|ResolutionImpossible|No matching distribution found")),
@@ -241,9 +244,11 @@ def _looked_for(deaths: bool, trouble: bool, numbers: bool) -> tuple[bytes, ...]
     return (*(_DEATH_WORDS if deaths else ()), *_OTHER_WORDS, *(_TROUBLE if trouble else ()), *(_NUMBERS if numbers else ()))
 
 
-@lru_cache(maxsize=16)
-def _any_of(words: tuple[bytes, ...]) -> re.Pattern[bytes]:
-    return re.compile(b"|".join(re.escape(word) for word in words))
+def _places(word: bytes, data: bytes) -> Iterator[int]:
+    at = data.find(word)
+    while at >= 0:
+        yield at
+        at = data.find(word, at + 1)
 
 
 @dataclass(slots=True)
@@ -323,6 +328,7 @@ class _Reader:
         self.unknown: set[str] = set()  # messages that no rule matches: logs repeat themselves
         self.kept: deque[tuple[int, bytes]] = deque()  # blocks of lines that were not read, with the number of their first line
         self.kept_bytes = 0
+        self.searched: tuple[bytes, tuple[bytes, ...], list[int]] = (b"", (), [])  # a block, and where the words are that were looked for in it
 
     def feed(self, data: bytes) -> None:
         """Whole lines, with their newlines (the last one of a text may lack it)."""
@@ -348,11 +354,11 @@ class _Reader:
         run = self.run
         words = _looked_for(
             run.wakings < _WAKINGS, run.serving is None and run.troubles < _TROUBLES, data.startswith(b"{"))
-        if at == 0 and not any(word in data for word in words):
-            found = None  # the usual case, and quicker than the expression
-        else:
-            found = _any_of(words).search(data, at)
-        upto = len(data) if found is None else max(at, data.rfind(b"\n", at, found.start()) + 1)
+        if self.searched[0] is not data or self.searched[1] is not words:  # in most blocks there is none
+            self.searched = (data, words, sorted(place for word in words if word in data for place in _places(word, data)))
+        places = self.searched[2]
+        index = bisect_left(places, at)
+        upto = len(data) if index == len(places) else max(at, data.rfind(b"\n", at, places[index]) + 1)
         if upto > at:
             piece = data[at:upto]
             self._keep_unread(piece)
@@ -558,8 +564,11 @@ class _Reader:
     def _hit(self, weight: int, line: LogLine, text: str, rule: Rule | None, groups: dict[str, str], what: str) -> _Hit:
         printed = not line.level and line.ident not in {"systemd", "kernel"} and what != "exception"
         mild = line.level in {"WARNING", "DEBUG"} or (printed and (line.process, line.pid or line.ident_pid) not in self.blocks)
-        hit = _Hit(weight, line.rank, line.number, text.strip(), rule, groups, what, list(self.ring), self.run.milestones, mild,
-                   line.level in {"WARNING", "DEBUG"}, line.ident in {"systemd", "kernel"}, line.rank == 1 or (line.rank == 0 and _ENGINE_FILE.match(line.source) is None))
+        hit = _Hit(
+            weight, line.rank, line.number, text.strip(), rule, groups, what, list(self.ring), self.run.milestones, mild,
+            warned=line.level in {"WARNING", "DEBUG"}, outside=line.ident in {"systemd", "kernel"},
+            api=line.rank == 1 or (line.rank == 0 and _ENGINE_FILE.match(line.source) is None),
+        )
         self.waiting.append((line.number + CONTEXT_LINES, hit))
         return hit
 
@@ -822,6 +831,8 @@ def _weight(hit: _Hit, run: _Run) -> float:
     if run.serving is not None and not hit.mild and not hit.outside and hit.api and hit.what in {"rule", "exception"}:
         first = min((death.line for death in run.deaths if death.line > run.serving), default=0)
         return hit.weight / 3 if hit.line < first else hit.weight  # a client's mistake, most likely: the server went on
+    if hit.rule is None and "NCCL WARN" in hit.text and not any("nccl" in one.text.lower() for one in run.hits if not one.mild):
+        return min(hit.weight, 19)  # NCCL warns of much that it can do without
     if not hit.mild or (run.milestones - hit.progress < _OVERCOME and not (hit.warned and any(not one.mild and one.weight > 6 for one in run.hits))):
         return hit.weight
     return hit.weight / 2 if hit.rule is not None or hit.what == "import" else min(hit.weight, 19)

@@ -80,6 +80,33 @@ def test_a_healthy_log_is_no_fault_wherever_it_is_cut_off() -> None:
             assert not found.fault, f"{case['id']}, first {number} lines: {found.rule}, {found.text}"
 
 
+# What a start says and survives, on one machine or another.
+NOISE = """gpu4:4100:4100 [0] misc/ibvwrap.cc:94 NCCL WARN Call to ibv_open_device failed
+/bin/sh: 1: ibstat: not found
+(APIServer pid=1) WARNING 05-14 09:20:01 [_custom_ops.py:20] Failed to import from vllm._rocm_C with ModuleNotFoundError("No module named 'vllm._rocm_C'")
+(APIServer pid=1) ERROR 05-14 09:20:01 [repo_utils.py:65] Error retrieving safetensors: Repo id must be in the form 'repo_name': '/x/y'., retrying 1 of 2
+(Worker_TP0 pid=5) WARNING 05-14 09:20:01 [utils.py:77] ImportError: flash_attn_2_cuda.so: undefined symbol: _ZN3c10, falling back
+2026-05-14 09:24:01,011 - WARNING - autotuner.py:496 - flashinfer.jit: [Autotuner]: Skipping tactic 3, due to failure: CUDA out of memory. Tried to allocate 2 GiB
+""".split("\n")[:-1]
+PLAIN = [case for case in CASES if case["layout"].endswith("/plain")]
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=lambda case: case["id"])
+def test_noise_that_was_survived_is_not_taken_for_the_cause(case: dict[str, Any]) -> None:
+    lines = (FOLDER / case["file"]).read_text().split("\n")
+    found = diagnose("\n".join(lines[:3] + NOISE + lines[3:]))
+    if not case["fault"]:
+        assert not found.fault, found.text
+        return
+    assert found.line is not None and (found.line if found.line <= 3 else found.line - len(NOISE)) in accepted(case), found.text
+
+
+@pytest.mark.parametrize("case", [case for case in PLAIN if case["fault"]], ids=lambda case: case["id"])
+def test_a_crash_above_a_healthy_start_is_no_fault(case: dict[str, Any]) -> None:
+    healthy = next(one for one in HEALTHY if one["id"] == "z20-tool-parser-errors")
+    assert not diagnose((FOLDER / case["file"]).read_text() + (FOLDER / healthy["file"]).read_text()).fault
+
+
 def test_the_logs_are_of_many_kinds_and_layouts() -> None:
     assert len(FAULTY) >= 60 and len(HEALTHY) >= 15
     assert len({case["layout"].split("/")[1] for case in CASES}) >= 12 and len({case["kind"] for case in FAULTY}) >= 45
