@@ -207,7 +207,7 @@ _TRAFFIC = Quick(r'"POST /\S+ HTTP/\d\.\d" 200\b|Avg prompt throughput: ')
 # A long log is not read in full. While a server serves it may be endless and full of clients' mistakes, which count for nothing unless it dies; a
 # start that writes more than this is mostly repetition. Then only these words are looked for, in whole blocks: each line that `_WAKES` and
 # `_NEWS` know holds one of them. The last lines are kept, and read in full when one of `_WAKES` comes.
-_READ_LINES = 8_000  # of each run, from its beginning
+_READ_LINES = 6_000  # of each run, from its beginning
 _DEATH_WORDS = (
     b"ialization failed", b"failed to start", b"EngineDeadError", b"a fatal error", b"unexpectedly", b"process exited", b"Failed with result",
     b"[exit code ", b"operation timed out", b"terminate called", b"egmentation fault", b"egfault ", b"core dumped", b"NVRM: ", b"oom-kill",

@@ -111,7 +111,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("_READ_LINES", 100), ("_DEATH_LINES", 400), ("_LATER_LINES", 40), ("_TROUBLE_LINES", 20), ("_WINDOWS", (4000, 64_000))):
         monkeypatch.setattr(diagnosis, name, value)
     monkeypatch.setattr(diagnosis._Run.__init__, "__defaults__", tuple(
-        100 if value == 8_000 else value for value in diagnosis._Run.__init__.__defaults__ or ()))
+        100 if value == 6_000 else value for value in diagnosis._Run.__init__.__defaults__ or ()))
 
 
 CHATTER = "(EngineCore_DP0 pid=611583) INFO 03-02 04:11:{:02d} [core.py:99] step {}\n"
