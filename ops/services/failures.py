@@ -47,6 +47,7 @@ WAITING_MAX = 50  # ends whose log was not read yet, of all services
 UNCLEAR_S = 3.0  # how a process ended is written down just after its end: so long "not known" is not taken for an answer
 SETTLE_S = 1.0  # workers of a dying server go on writing for a moment, and its manager says how it ended
 LIMIT_S = 600.0  # for reading one log
+KERNEL_S, KERNEL_AFTER_S = 3600.0, 5.0  # of the kernel's log: so much before an end whose beginning is not known, and so much after it
 AGAIN_S = 30.0  # between two tries to store what could not be stored (a full disk)
 TEXT_MAX, CONTEXT_MAX = 2000, 500  # characters
 COMMAND = [sys.executable, "-m", "ops.services.failures"]
@@ -183,7 +184,8 @@ class Watch:
     def _note(self, record: ServiceRecord, failure: dict[str, Any]) -> None:
         log.warning("service `%s`: %s", record.name, failure["detail"])
         self._store(record, failure)
-        self._submit(record, failure)
+        if not failure["problem"]:
+            self._submit(record, failure)
 
     # ---- storing ----
 
@@ -271,8 +273,9 @@ def _restarted(before: _Run, status: ServiceStatus, restarts: int) -> Iterator[d
         hidden = f"; {more} further {'end' if more == 1 else 'ends'} came before anybody looked" if more else ""
         yield _failure(invocation=before.invocation, release=before.release, exit_code=None, ended_at=None, restarts=before.restarts,
                        where=before.where, began_at=before.began_at, detail=again + hidden)
-    elif more > 0:  # runs that nobody saw: the journal of the whole unit has them
-        yield _failure(invocation="", release=status.release, exit_code=None, ended_at=None, restarts=restarts - 1, where="", detail=again)
+    elif more > 0:
+        unseen = _failure(invocation="", release=status.release, exit_code=None, ended_at=None, restarts=restarts - 1, where="", detail=again)
+        yield {**unseen, "problem": "It was over before anybody looked, so it is not known which lines of the journal are its own"}
 
 
 def kept(known: dict[str, Any]) -> list[dict[str, Any]]:
@@ -321,24 +324,28 @@ def told(found: Diagnosis, secrets: list[str]) -> dict[str, Any]:
 
 def diagnosed(record: ServiceRecord, failure: dict[str, Any]) -> dict[str, Any]:
     """Reads the log of the run that ended. Gives `diagnosis`, or `problem`; of a unit also `exit_code` and `ended_at`, which the journal knows."""
-    from ops.services import diagnosis
+    from ops.services import kernel_log
 
     secrets = redact.record_secrets({**record.as_dict(), "env": launch.variables(record)})
+    end = _end_in_journal(record, failure["invocation"]) if record.manager == "systemd" else {}
+    ended_at = end.get("ended_at") or failure["ended_at"] or failure["at"]
+    kernel = kernel_log.read(failure.get("began_at") or ended_at - KERNEL_S, ended_at + KERNEL_AFTER_S)
     try:
-        found = diagnosis.diagnose_lines(_lines(record, failure))
+        found = _found(record, failure, kernel.lines)
     except OpsError as error:
-        return {"problem": redact.log_text(f"{error.what}: {error.why}" if error.why else error.what, secrets)[:TEXT_MAX]}
+        return {"problem": redact.log_text(f"{error.what}: {error.why}" if error.why else error.what, secrets)[:TEXT_MAX], **end}
     except OSError as error:
         return {"problem": f"Its log cannot be read: {error.strerror or error}"[:TEXT_MAX]}
-    return {"diagnosis": told(found, secrets), **(_end_in_journal(record, failure["invocation"]) if record.manager == "systemd" else {})}
+    return {"diagnosis": told(found, secrets), **end}
 
 
-def _lines(record: ServiceRecord, failure: dict[str, Any]) -> Iterator[str]:
-    from ops.services import journal, run_log
+def _found(record: ServiceRecord, failure: dict[str, Any], kernel: list[str]) -> Diagnosis:
+    from ops.services import diagnosis, journal
 
     if record.manager == "systemd":
-        return journal.lines(record.unit, user=record.unit_scope == "user", invocation=failure["invocation"] or None)
-    return run_log.lines(Path(failure["where"]))
+        lines = journal.lines(record.unit, user=record.unit_scope == "user", invocation=failure["invocation"] or None)
+        return diagnosis.diagnose_lines(lines, kernel=kernel, ended=True)
+    return diagnosis.diagnose_file(Path(failure["where"]), kernel=kernel, ended=True)
 
 
 def _end_in_journal(record: ServiceRecord, invocation: str) -> dict[str, Any]:

@@ -117,6 +117,24 @@ def test_a_process_that_was_killed_is_a_failure_by_that_signal(make_record: Make
     assert (found["exit_code"], found["diagnosis"]["fault"]) == (-9, False) and "SIGKILL" in found["detail"]
 
 
+def test_a_process_that_the_kernel_killed_is_explained_by_the_kernels_log(make_record: Make, watch: Watch, tmp_path: Path,
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    record = make_record()
+    manager = started(record)
+    wait_for(lambda: manager.status().state == "healthy")
+    look(watch, record)
+    said = "Out of memory: Killed process 4711 (VLLM::EngineCor) total-vm:9000kB, anon-rss:8000kB, file-rss:0kB, shmem-rss:0kB, UID:0 pgtables:1kB"
+    entry = json.dumps({"MESSAGE": said, "__REALTIME_TIMESTAMP": str(int(time.time() * 1e6))})
+    (tmp_path / "journalctl").write_text(f"#!/bin/sh\ncase \"$*\" in *_TRANSPORT=kernel*) echo '{entry}';; esac\n")
+    (tmp_path / "journalctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    os.kill(manager.status().pid or 0, signal.SIGKILL)
+    wait_for(lambda: look(watch, record), 30)
+    found, = all_read(watch, record)
+    assert (found["diagnosis"]["source"], found["diagnosis"]["line"]) == ("kernel", None)
+    assert "Killed process 4711" in found["diagnosis"]["text"] and found["diagnosis"]["fix"]
+
+
 def test_a_log_that_was_not_read_to_its_end_is_read_by_the_next_agent(make_record: Make, watch: Watch) -> None:
     record = make_record()
     (record.folder / "logs").mkdir(parents=True)

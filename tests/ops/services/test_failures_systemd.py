@@ -31,7 +31,8 @@ def watch() -> Iterator[Watch]:
 def test_each_run_of_a_restart_loop_is_told_with_its_own_lines_and_a_stop_is_not(box: SystemdBox, watch: Watch) -> None:
     count = box.folder / "count"
     box.write("rh-loops", f'echo x >> {count}; echo "Traceback (most recent call last):"; n=$(wc -l < {count}); '
-                          'echo "ValueError: no weights in shard $n"; sleep 0.4; exit 3', "Restart=always", "RestartSec=0.2")
+                          'echo "ValueError: no weights in shard $n"; sleep 0.4; exit 3', "Restart=always", "RestartSec=0.2",
+              unit="StartLimitIntervalSec=0")
     manager = box.manager("rh-loops")
     manager.start()
 
@@ -42,12 +43,16 @@ def test_each_run_of_a_restart_loop_is_told_with_its_own_lines_and_a_stop_is_not
 
     wait_for(look, 30)
     manager.terminate()
-    box.until(manager, lambda status: status.state == "stopped")
+    # A stop that comes between two tries leaves the last one's failure standing
+    box.until(manager, lambda status: status.state in ("stopped", "failed") and not status.restarting)
+    watch.look(manager.record, manager.status(), manager)
     wait_for(watch.idle, 60)
     found = failures.kept(state.read(manager.record))
     watch.look(manager.record, manager.status(), manager)
     assert failures.kept(state.read(manager.record)) == found
-    assert [one["exit_code"] for one in found] == [3] * len(found) and len({one["invocation"] for one in found}) == len(found)
-    assert [one["diagnosis"]["text"][:31] for one in found] == ["ValueError: no weights in shard"] * len(found)
-    ended = [one["ended_at"] for one in found]
-    assert ended == sorted(ended) and all(at is not None and at <= one["at"] for at, one in zip(ended, found, strict=True))
+    known = [one for one in found if one["invocation"]]  # on a busy machine two may end between two looks: then only one is told with its lines
+    assert known and [one["exit_code"] for one in known] == [3] * len(known) and len({one["invocation"] for one in known}) == len(known)
+    assert [one["diagnosis"]["text"][:31] for one in known] == ["ValueError: no weights in shard"] * len(known)
+    ended = [one["ended_at"] for one in known]
+    assert ended == sorted(ended) and all(at is not None and at <= one["at"] for at, one in zip(ended, known, strict=True))
+    assert all(one["problem"] for one in found if not one["invocation"])
