@@ -84,7 +84,7 @@ def test_a_healthy_log_is_no_fault_wherever_it_is_cut_off() -> None:
 NOISE = [
     "gpu4:4100:4100 [0] misc/ibvwrap.cc:94 NCCL WARN Call to ibv_open_device failed",
     "/bin/sh: 1: ibstat: not found",
-    "(APIServer pid=1) WARNING 05-14 09:20:01 [ops.py:20] Failed to import from vllm._rocm_C with ModuleNotFoundError(\"No module named 'vllm._rocm_C'\")",
+    "(APIServer pid=1) WARNING 05-14 09:20:01 [ops.py:20] Failed to import from vllm._rocm_C: ModuleNotFoundError: No module named 'vllm._rocm_C'",
     "(APIServer pid=1) ERROR 05-14 09:20:01 [repo_utils.py:65] Error retrieving safetensors: Repo id must be in the form 'repo_name': '/x', retrying",
     "(Worker_TP0 pid=5) WARNING 05-14 09:20:01 [utils.py:77] ImportError: flash_attn_2_cuda.so: undefined symbol: _ZN3c10, falling back",
     "2026-05-14 09:24:01,011 - WARNING - autotuner.py:496 - flashinfer.jit: [Autotuner]: Skipping tactic 3, due to failure: CUDA out of memory",
