@@ -122,7 +122,7 @@ class SystemdManager:
         if active == "deactivating":
             state = ServiceState.UNKNOWN if asked else ServiceState.FAILED
             how = "It is being stopped" if asked else f"It ended without being asked to, {process.how_it_ended(code)}"
-            return ServiceStatus(state=state, detail=f"{how}; systemd ends what is left of it ({sub})", **facts)
+            return ServiceStatus(state=state, detail=f"{how}; systemd ends what is left of it ({sub})", ending=True, **facts)
         result, ending = told.get("Result", ""), process.how_it_ended(code)
         if asked:
             forced = "; systemd had to use SIGKILL, as its time limit had passed" if result == "timeout" else ""
@@ -159,8 +159,8 @@ class SystemdManager:
         memory = self._memory()
         if memory is not None and memory.get("boot_id") != processes.boot_id():
             return ServiceStatus(state=ServiceState.STOPPED, detail="The machine was restarted since it was started", release=memory.get("release"))
-        if memory is None or "ended" not in memory or time.time() - float(memory.get("looked_at") or 0) > _FORGOTTEN_AGAIN_S:
-            memory = self._look_back(memory)
+        if memory is None or "ended" not in memory or not 0 <= time.time() - float(memory.get("looked_at") or 0) <= _FORGOTTEN_AGAIN_S:
+            memory = self._look_back(memory)  # also where the clock was set back
         masked = " (the unit is masked: nobody may start it)" if told.get("LoadState") == "masked" else ""
         invocation = str(memory.get("invocation") or "")
         if not invocation:
@@ -174,7 +174,8 @@ class SystemdManager:
             return ServiceStatus(state=ServiceState.STOPPED, detail=f"It does not run; systemd has forgotten how it ended{masked}", **facts)
         if ended["asked"]:
             return ServiceStatus(state=ServiceState.STOPPED, detail=f"It was stopped{masked}", **facts)
-        return ServiceStatus(state=ServiceState.FAILED, detail=f"It ended without being asked to, {process.how_it_ended(code)}{masked}", **facts)
+        how = process.how_it_ended(code) if code is not None else "with exit code 0 most likely (systemd calls it a success)"
+        return ServiceStatus(state=ServiceState.FAILED, detail=f"It ended without being asked to, {how}{masked}", **facts)
 
     def _look_back(self, memory: dict[str, Any] | None) -> dict[str, Any]:
         """Asks the journal for the last run and its end, and remembers it. Where the journal may not be read, that stays unknown."""
@@ -194,12 +195,12 @@ class SystemdManager:
     def _end_of(self, invocation: str, memory: Mapping[str, Any]) -> dict[str, Any]:
         said = journal.manager_entries(self.unit, invocation, user=self.user)
         asked = memory.get("stopping") is True or any(entry.get("MESSAGE_ID") in _STOPPING for entry in said)
-        code = 0
-        for entry in said:  # an end that systemd calls clean is not written down
+        code = None
+        for entry in said:  # an end that systemd calls a success is not written down
             if entry.get("MESSAGE_ID") == _MAIN_EXITED and str(entry.get("EXIT_STATUS", "")).isdigit():
                 code = int(entry["EXIT_STATUS"]) * (1 if entry.get("EXIT_CODE") == "exited" else -1)
         at = int(said[-1].get("__REALTIME_TIMESTAMP") or 0) / 1_000_000 if said else None
-        return {"asked": asked if said else None, "code": code if said else None, "at": at}
+        return {"asked": asked if said else None, "code": code, "at": at}
 
     def pids(self) -> set[int]:
         """The living processes of the unit's cgroup and of those below it. Raises OpsError if systemd does not answer."""
@@ -229,8 +230,8 @@ class SystemdManager:
         invocation = self._invocation()
         return journal.follow(self.unit, user=self.user, invocation=invocation) if invocation else None
 
-    def log_lines(self) -> Iterator[str]:
-        invocation = self._invocation()
+    def log_lines(self, invocation: str = "") -> Iterator[str]:
+        invocation = invocation or self._invocation()
         if invocation:
             yield from journal.lines(self.unit, user=self.user, invocation=invocation)
 
@@ -517,8 +518,8 @@ def _exit_code(told: Mapping[str, str]) -> int | None:
 
 
 def _is_clean(told: Mapping[str, str], code: int | None) -> bool:
-    """Whether systemd counts this end as a success (systemd.service(5), SuccessExitStatus=)."""
-    if code is None or code == 0 or -code in _CLEAN_SIGNALS:
+    """Whether systemd counts this end as a success (systemd.service(5), SuccessExitStatus=, and `-` before the command)."""
+    if code is None or code == 0 or -code in _CLEAN_SIGNALS or "; ignore_errors=yes ;" in told.get("ExecStart", ""):
         return True
     extra = told.get("SuccessExitStatus", "").split()
     return (str(code) if code > 0 else str(-code)) in extra

@@ -111,7 +111,7 @@ def test_the_page_shows_record_findings_and_drop_in_and_one_button(visitor: Clie
     seen, body = text(page), page.content.decode()
     for words in ("vllm.service can become service glm-5", "HF_TOKEN stands in the unit in clear text", "Move it into a file of mode 0600",
                   "Environment /opt/vllm", "HF_TOKEN=[redacted]", "/etc/vllm.env (may be missing)", "2 checks are fine",
-                  "ExecStart=/usr/bin/numactl --interleave=all", "systemctl daemon-reload", "adopt it with the manager plain process"):
+                  "ExecStart=/usr/bin/numactl --interleave=all", "systemctl daemon-reload", "ops adopt --unit vllm.service --apply --install"):
         assert words in seen, words
     assert body.count("btn-primary") == 1 and f'action="{apply_path(job)}"' in body and f'value="{"a" * 64}"' in body
     assert "can become service glm-5" in text(visitor.get("/jobs/"))

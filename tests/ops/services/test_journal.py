@@ -191,6 +191,16 @@ def test_a_rotated_and_vacuumed_journal_shows_its_gap(box: SystemdBox, monkeypat
 
 
 @pytest.mark.skipif(not is_real(), reason="needs a real journald; the sandbox's run of this file has it")
+def test_lines_that_journald_dropped_are_told_among_those_of_the_run(box: SystemdBox) -> None:
+    (box.folder / "emit").write_text("i=0; while [ $i -lt 50 ]; do echo line $i; i=$((i+1)); done; sleep 1.2; echo after; exec sleep 1000\n")
+    manager = box.manager(box.write("rh-fast", f". {box.folder}/emit", "LogRateLimitIntervalSec=1s", "LogRateLimitBurst=5"))
+    manager.start()
+    lines = wait_for(lambda: (found := list(manager.log_lines())) and any("after" in line for line in found) and found)
+    assert sum("]: line " in line for line in lines) < 50
+    assert any("systemd-journald" in line and "Suppressed" in line for line in lines), lines
+
+
+@pytest.mark.skipif(not is_real(), reason="needs a real journald; the sandbox's run of this file has it")
 def test_what_follows_a_journal_ends_with_its_reader(box: SystemdBox) -> None:
     manager = box.manager(box.write("rh-reader", "echo up; while :; do sleep 0.1; echo tick; done"))
     manager.start()

@@ -61,11 +61,26 @@ def test_a_stop_by_hand_is_a_stop_and_an_end_with_code_0_is_a_failure(box: Syste
     manager.start()
     box.systemctl("stop", "rh-hand.service")
     assert manager.status().state == "stopped"
+    box.write("rh-ignored", "", text="[Service]\nExecStart=-/bin/sh -c 'exit 7'\n[Install]\nWantedBy=sandbox.target\n")
+    ignored = box.manager("rh-ignored")
+    if box.real:
+        box.systemctl("enable", "rh-ignored.service")  # by a target that is there; else it is forgotten at once
+        ignored.start()
+        assert box.until(ignored, lambda status: status.exit_code == 7).state == "failed", "systemd was told to call it a success"
+        box.systemctl("disable", "rh-ignored.service")
     box.write("rh-zero", "echo Engine core died; exit 0", "Restart=on-failure")
     manager = box.manager("rh-zero")
     manager.start()
     ended = box.until(manager, lambda status: status.pid is None)
-    assert (ended.state, ended.exit_code) == ("failed", 0) and ended.detail == "It ended without being asked to, with exit code 0"
+    assert (ended.state, ended.exit_code) == ("failed", None) and "exit code 0 most likely" in ended.detail, "it was forgotten at once"
+    box.write("rh-zero", "", text="[Service]\nExecStart=/bin/sh -c 'sleep 0.1'\n[Install]\nWantedBy=sandbox.target\n")
+    if box.real:
+        box.systemctl("enable", "rh-zero.service")
+    manager.start()
+    ended = box.until(manager, lambda status: status.exit_code is not None)
+    assert (ended.state, ended.detail) == ("failed", "It ended without being asked to, with exit code 0"), "one that is enabled is not"
+    if box.real:
+        box.systemctl("disable", "rh-zero.service")
 
 
 def test_a_crash_is_failed_with_its_code_until_it_is_reset(box: SystemdBox) -> None:
@@ -209,6 +224,23 @@ def test_the_release_is_known_from_the_process_and_stays_known_after_its_end(box
     assert (ended.release, ended.invocation) == (release.name, began.invocation)
 
 
+@pytest.mark.skipif(not is_real(), reason="the double has no managers of users")
+def test_a_unit_of_a_users_own_manager_is_controlled_and_read_like_any_other(box: SystemdBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/0")
+    assert box.systemctl("start", "user@0.service").returncode == 0
+    units = Path.home() / ".config" / "systemd" / "user"
+    units.mkdir(parents=True, exist_ok=True)
+    (units / "rh-own.service").write_text("[Service]\nExecStart=/bin/sh -c 'echo mine; exec sleep 1000'\n")
+    box.systemctl("--user", "daemon-reload")
+    manager = box.manager("rh-own", unit_scope="user")
+    began = manager.start()
+    assert manager.pids() == {began.pid} and manager.variables()["HOME"] == str(Path.home())
+    wait_for(lambda: {"mine", "Started"} <= {line.partition("]: ")[2].split(" ")[0] for line in manager.log_lines()})
+    manager.terminate()
+    assert box.until(manager, lambda status: status.pid is None and status.state != "unknown").detail == "It was stopped"
+    box.systemctl("stop", "user@0.service")
+
+
 # ---- what a real systemd does not do on demand ----
 
 
@@ -280,6 +312,7 @@ def in_sandbox(tmp_path: Path, name: str, *arguments: str, **variables: str) -> 
 @pytest.mark.skipif(is_real(), reason="this is the inside")
 def test_a_real_systemd_does_the_same(short_path: Path) -> None:
     done = in_sandbox(short_path, f"rh-{os.getpid()}", "tests/ops/services/test_systemd.py", "tests/ops/services/test_journal.py",
-                      "tests/ops/services/test_stopping_systemd.py", "tests/ops/services/test_failures_systemd.py")
+                      "tests/ops/services/test_stopping_systemd.py", "tests/ops/services/test_failures_systemd.py",
+                      "tests/ops/services/test_warmup_systemd.py")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

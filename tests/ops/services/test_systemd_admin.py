@@ -18,11 +18,20 @@ from ops.records import ServiceRecord
 from ops.services import systemctl
 from ops.services.systemd import SystemdManager
 from tests.ops.command_line.run import error_of, ops
-from tests.ops.services.conftest import FAKE, free_port
+from tests.ops.services.conftest import free_port
 from tests.ops.services.systemd_box import SystemdBox, is_real
 from tests.ops.services.test_adoption import make_environment
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "systemd"
+SERVER = """import http.server, sys
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Answers).serve_forever()
+"""
 real_only = pytest.mark.skipif(not is_real(), reason="needs a real systemd; the sandbox's run of this file has it")
 
 
@@ -48,7 +57,8 @@ def test_the_agents_unit_is_one_that_systemd_understands(tmp_path: Path) -> None
 def test_the_drop_in_is_installed_once_and_the_unit_then_runs_the_launcher(box: SystemdBox) -> None:
     root, port = box.folder, free_port()
     environment = make_environment(root / "env")
-    (environment / "bin" / "vllm").write_text(f"#!{environment}/bin/python\n" + FAKE.read_text())
+    (environment / "bin" / "vllm").write_text(f"#!{environment}/bin/python -IS\n" + SERVER)
+    (environment / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}\nversion_info = 3.{sys.version_info.minor}.1\n")
     model = root / "models" / "tiny"
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
@@ -66,7 +76,7 @@ def test_the_drop_in_is_installed_once_and_the_unit_then_runs_the_launcher(box: 
     manager = SystemdManager(ServiceRecord.from_dict(json.loads((paths.announced / "rh-tiny.json").read_text())))
     assert not manager.launcher_installed()
     manager.start()
-    assert box.until(manager, lambda status: status.state == "healthy").release is None, "not the launcher's: which release it is, nobody says"
+    assert box.until(manager, lambda status: status.state == "healthy").release == "adopted", "it runs from the adopted environment"
     for _ in range(2):  # a second time changes nothing
         told = json.loads(ops(*adopt, "--apply", "--install", **state).stdout)
         assert told["installed"] == "/etc/systemd/system/rh-tiny.service.d/50-roundhouse.conf" and manager.launcher_installed()
@@ -78,6 +88,7 @@ def test_the_drop_in_is_installed_once_and_the_unit_then_runs_the_launcher(box: 
     assert healthy.release == "adopted" and manager.facts()["problem"] == "" and manager.facts()["enabled"] is False
     later = Path(told["installed"]).with_name("90-own.conf")
     later.write_text(f"[Service]\nExecStart=\nExecStart={environment}/bin/vllm serve {model}\n")
+    box.systemctl("daemon-reload")
     refused = error_of("adopt", "--unit", "rh-tiny", "--install", **state)
     assert "does not start the launcher" in refused["what"] and "90-own.conf" in refused["why"]
     shutil.rmtree(later.parent)
