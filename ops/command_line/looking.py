@@ -10,7 +10,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ops.command_line.output import WrongArguments, print_json, table
+from ops.command_line.output import print_json, table
 from ops.jobs.errors import BadInput
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ def _unit(value: float | None, unit: str) -> str:
 
 def diagnose(arguments: argparse.Namespace) -> int:
     """The log of a file (or stdin), of a service of this node, or of a unit. Of the latter two the kernel's log of that time is read beside it."""
-    if sum(bool(given) for given in (arguments.file, arguments.service, arguments.unit)) != 1:
-        raise WrongArguments("Say what to diagnose: FILE (- for stdin), --service NAME or --unit UNIT, one of them")
     try:
         if arguments.service:
             found, kernel = _of_service(arguments.service)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import subprocess
@@ -27,6 +28,24 @@ def test_diagnose_finds_the_decisive_line_of_a_recorded_crash() -> None:
     assert f"line {found['line']} of" in ops("diagnose", str(log)).stdout
 
 
+def test_diagnose_reads_stdin_and_gzip(tmp_path: Path) -> None:
+    log = (REPOSITORY / "tests" / "fixtures" / "vllm" / "crash-port-in-use.log").read_bytes()
+    packed = tmp_path / "log.1.gz"
+    packed.write_bytes(gzip.compress(log))
+    command = [sys.executable, "-m", "ops", "diagnose", "-", "--json"]
+    done = subprocess.run(command, cwd=REPOSITORY, input=log, capture_output=True, timeout=60, check=True)
+    found = json.loads(done.stdout)
+    assert list(found)[:7] == ["fault", "line", "text", "kind", "diagnosis", "fix", "rule"]
+    assert found == json.loads(ops("diagnose", str(packed), "--json").stdout) and found["kind"] == "port-in-use"
+    packed.write_bytes(b"\x28\xb5\x2f\xfd" + log)
+    assert error_of("diagnose", str(packed))["why"] == "It is packed with zstd"
+
+
+def test_diagnose_says_that_a_healthy_log_has_no_fault() -> None:
+    log = REPOSITORY / "tests" / "fixtures" / "vllm" / "startup-eager.log"
+    assert re.fullmatch(r"No failure found in this log: \d+ lines, the server serves\n", ops("diagnose", str(log)).stdout)
+
+
 def test_diagnose_of_no_file_is_told() -> None:
     assert error_of("diagnose", "/nothing/here.log")["what"] == "There is no file `/nothing/here.log`"
 
@@ -46,7 +65,7 @@ def test_a_python_without_the_requirements_is_told_which_one_has_them(tmp_path: 
 
 @pytest.mark.parametrize("arguments", [
     [], ["fly"], ["bench"], ["bench", "--url", "http://h", "--concurrency", "a,b"], ["packages"], ["packages", "--env", "/x", "--service", "x"],
-    ["recipe"], ["adopt"], ["plan", "--service", "x"], ["redeploy", "--service", "x"]])
+    ["recipe"], ["adopt"], ["diagnose"], ["diagnose", "x", "--unit", "y"], ["plan", "--service", "x"], ["redeploy", "--service", "x"]])
 def test_wrong_arguments_exit_2(arguments: list[str]) -> None:
     done = ops(*arguments)
     assert done.returncode == 2 and "usage:" in done.stderr and "Traceback" not in done.stderr
