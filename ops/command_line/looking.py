@@ -146,6 +146,9 @@ def _of_unit(unit: str, user: bool) -> tuple[Diagnosis, KernelLog]:
         yield from kernel.lines
 
     found = diagnosis.diagnose_lines(timed(), kernel=beside())
+    if not found.lines:
+        raise BadInput(f"The journal holds nothing of the unit `{name}`", why="It never ran since the journal was begun, or no unit has this name",
+                       hint="systemctl list-units --all names the units; a unit of your own manager needs --user")
     if not found.fault:
         list(beside())
     return found, kernel
