@@ -7,7 +7,8 @@ written: carriage returns and colours stay for `log_lines`. What the system mana
 What is missing is a line of its own, by `roundhouse`: entries that were removed before they were read, entries too long to be held.
 
 The lines of a run are not simply those with its invocation: journald learns that from the process, and of one that ended before journald came to
-it (the crash that matters most) it knows the unit alone. So a run is all that its unit wrote from its first entry on until another run's.
+it (the crash that matters most) it knows the unit alone. So a run is all that its unit wrote after another run's last entry, until the next run's
+first one. What a process writes may also come before the manager's own "Started".
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _FIELDS = ("MESSAGE,SYSLOG_IDENTIFIER,SYSLOG_PID,_PID,_COMM,_HOSTNAME,_SYSTEMD_I
 _LOOK_S = 20.0
 _FIRST_S = 2.0  # journalctl opens its files within this, on a machine that is busy
 _POLL_S = 0.1
+_BEFORE_S = 2.0  # so long before the first entry that names a run its unnamed ones are looked for
 _AGAIN_S = 1.0  # between two starts of a journalctl that ends by itself
 _ODD = re.compile(r"[^\w.@:/-]+")
 
@@ -217,7 +219,8 @@ class JournalLog:
         self._named = matches(unit, user=user, invocation=invocation)
         self._matches = _around(unit, invocation, user=user) if invocation else self._named
         self._user, self._invocation, self._follow = user, invocation, follow
-        self._later = False  # a later run of the unit has begun
+        self._seen, self._later = False, False  # an entry that names this run; one that names a later run
+        self._early: list[str] = []  # lines of no known run, before the first entry that names this one
         self._running: _Running | None = None
         self._entries = _Entries()
         self._ready: deque[str] = deque()  # lines that were read but not given yet
@@ -279,7 +282,8 @@ class JournalLog:
                 return  # it was read before
             self._ready.append(_note(GAP))
         if self._invocation is None or self._belongs(entry):
-            self._ready += text_lines(entry)
+            self._ready += [*self._early, *text_lines(entry)]
+            self._early.clear()
 
     def _belongs(self, entry: dict[str, Any]) -> bool:
         """Whether an entry of the unit is one of this run: see the head of this module."""
@@ -287,7 +291,12 @@ class JournalLog:
             return True
         said = entry.get("USER_INVOCATION_ID") if self._user else entry.get("INVOCATION_ID") if entry.get("_PID") == "1" else None
         of = said or entry.get("_SYSTEMD_INVOCATION_ID")
-        if of and of != self._invocation:
+        if of == self._invocation:
+            self._seen = True
+        elif not self._seen:  # before it, or of no run that is known: ours, if no other run follows
+            self._early = [] if of else [*self._early, *text_lines(entry)]
+            return False
+        elif of:
             self._later = True
             if not self._follow and said:
                 self.ended = True  # what follows is of later runs
@@ -298,22 +307,21 @@ class JournalLog:
         if self._started and time.monotonic() - self._started < (_AGAIN_S if self._starts else _POLL_S):
             return None
         self._started = time.monotonic()
-        begin = self.cursor
-        if begin is None and self._invocation is not None and (begin := self._first()) is None:
-            if self._follow:
-                return None  # journald has not come to it yet
-            self.ended = True
-            return None
-        where = [f"--cursor={begin}"] if begin else []
-        lines = ["--follow", *(["--no-tail"] if not begin else ["--lines=all"])] if self._follow else []
+        where = [f"--cursor={self.cursor}"] if self.cursor else []
+        if self.cursor is None and self._invocation is not None:
+            if (first := self._first()) is None:
+                self.ended = not self._follow  # else journald has not come to it yet
+                return None
+            where = [f"--since=@{first - _BEFORE_S:.6f}"]
+        lines = ["--follow", "--lines=all" if self.cursor else "--no-tail"] if self._follow else []
         running = _Running(_argv([*lines, *where, *self._matches]))
         self._entries, self._resumed_at = _Entries(), self.cursor
         self._silent = True
         self._starts += 1
         return running
 
-    def _first(self) -> str | None:
-        """The cursor of the first entry that names this run; None if there is none (yet). Raises OpsError."""
+    def _first(self) -> float | None:
+        """When the first entry came that names this run, in seconds since the epoch; None if there is none (yet). Raises OpsError."""
         running, entries, end = _Running(_argv(self._named)), _Entries(), time.monotonic() + _LOOK_S
         try:
             while (left := end - time.monotonic()) > 0:
@@ -321,8 +329,8 @@ class JournalLog:
                     break
                 data = os.read(running.output, 1 << 16)
                 for entry in entries.feed(data):
-                    if entry is not None and isinstance(entry.get("__CURSOR"), str):
-                        return str(entry["__CURSOR"])
+                    if entry is not None and str(entry.get("__REALTIME_TIMESTAMP", "")).isdigit():
+                        return int(entry["__REALTIME_TIMESTAMP"]) / 1_000_000
                 if not data:
                     return None
         finally:

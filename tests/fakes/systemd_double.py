@@ -334,7 +334,7 @@ def journalctl(folder: str, arguments: list[str]) -> None:
         print("No journal files were found.", file=sys.stderr)
         return
     wanted: list[list[str]] = [[]]
-    count, cursor, follow = None, "", "--follow" in arguments
+    count, cursor, since, follow = None, "", 0.0, "--follow" in arguments
     for word in arguments:
         if word == "+":
             wanted.append([])
@@ -347,6 +347,8 @@ def journalctl(folder: str, arguments: list[str]) -> None:
             count = int(word.partition("=")[2])
         elif word.startswith("--cursor="):
             cursor = word.partition("=")[2]
+        elif word.startswith("--since=@"):
+            since = float(word.partition("@")[2]) * 1e6
     file.touch()
     with file.open("rb") as journal:
         found, place = [], b""
@@ -356,7 +358,7 @@ def journalctl(folder: str, arguments: list[str]) -> None:
                 if not place.endswith(b"\n"):
                     continue
                 entry, place = json.loads(place), b""
-                if _chosen(entry, wanted) and entry["__CURSOR"] >= cursor:
+                if _chosen(entry, wanted) and entry["__CURSOR"] >= cursor and int(entry["__REALTIME_TIMESTAMP"]) >= since:
                     found.append(json.dumps(entry))
             for text in found[-count:] if count is not None else found:
                 print(text, flush=True)

@@ -85,12 +85,13 @@ def test_a_run_is_read_without_others_and_with_what_systemd_says_of_it(box: Syst
     dropped = {"SYSLOG_IDENTIFIER": "systemd-journald", "_UID": "0", "_SYSTEMD_UNIT": "systemd-journald.service", "_SYSTEMD_INVOCATION_ID": "c" * 32}
     unknown = {"_SYSTEMD_INVOCATION_ID": ""}  # the process had ended before journald looked at it
     journal_of(box, [
-        said("Started 1.", B), entry("before", _SYSTEMD_INVOCATION_ID=B), entry("before, unknown", **unknown), said("Started 2.", A),
-        entry("mine, unknown", **unknown), entry("another unit", _SYSTEMD_UNIT="b.service", **unknown), entry("mine"),
+        said("Started 1.", B), entry("before", _SYSTEMD_INVOCATION_ID=B), entry("before, unknown", **unknown), said("Failed 1.", B),
+        entry("mine, early", **unknown), said("Started 2.", A), entry("mine, unknown", **unknown),
+        entry("another unit", _SYSTEMD_UNIT="b.service", **unknown), entry("mine"),
         entry("forged", _SYSTEMD_UNIT="b.service", INVOCATION_ID=A, _SYSTEMD_INVOCATION_ID=B, UNIT="a.service"),
         entry("Suppressed 12 messages", OBJECT_SYSTEMD_INVOCATION_ID=A, **dropped), said("Failed.", A), entry("mine, late", **unknown),
         said("Started 3.", "d" * 32), entry("after, unknown", **unknown)])
-    mine = ["Started 2.", "mine, unknown", "mine", "Suppressed 12 messages", "Failed.", "mine, late"]
+    mine = ["mine, early", "Started 2.", "mine, unknown", "mine", "Suppressed 12 messages", "Failed.", "mine, late"]
     assert [line.partition("]: ")[2] for line in journal.lines("a.service", invocation=A)] == mine
     log = journal.follow("a.service", invocation=A)
     text = b""
