@@ -133,6 +133,16 @@ def environment(pid: int) -> dict[str, str] | None:
     return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in pairs}
 
 
+def real_uid(pid: int) -> int | None:
+    """Who started the process, also where its program runs as another user (setuid), or hides what it may (then /proc shows it as root's). None if
+    there is no such process."""
+    try:
+        text = (PROC / str(pid) / "status").read_text(errors="replace")
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("Uid:")), None)
+
+
 def control_group(pid: int) -> str | None:
     """The path of the process's control group below the root of the hierarchy that systemd uses; None if the process is gone."""
     try:

@@ -61,7 +61,8 @@ def _note(known: dict[str, Any], invocation: str, main: list[int], found: list[l
         runs.append(run)
     run["seen"] = _now_ticks()
     living = [one for one in run["pids"] if processes.is_alive(*one)]
-    run["pids"] = (living + [one for one in [main, *found] if one not in living])[-PIDS_KEPT:]
+    now = [main, *(one for one in found if one != main)]
+    run["pids"] = (living + [one for one in now if one not in living])[-PIDS_KEPT:]
     for other in runs:
         if other is not run:
             other["pids"] = [one for one in other["pids"] if processes.is_alive(*one)]
@@ -111,6 +112,7 @@ def left_over(record: ServiceRecord, manager: Manager, *, status: ServiceStatus 
     seen = {(one[0], one[1]) for run in runs for one in run["pids"]}
     marks = {run["invocation"] for run in runs if run["invocation"]} | ({status.invocation} if status.invocation else set())
     rest = manager.pids() - running
+    uid: int | None = None  # of the service's user: whoever else carries a mark has put it there, for it stands in logs and on pages
     found: dict[int, Owned] = {}
     for pid, process in table.items():
         if pid in never:
@@ -123,7 +125,7 @@ def left_over(record: ServiceRecord, manager: Manager, *, status: ServiceStatus 
             why = f"it is in the control group of `{record.unit}`"
         elif any(_joined(process, run) for run in runs):
             why = "it is in the session of the service's main process"
-        elif marks and _carries(pid, marks):
+        elif marks and _carries(pid, marks) and processes.real_uid(pid) == (uid := user_of(record, manager)[0] if uid is None else uid):
             why = "it carries the mark of a run of the service"
         else:
             continue
@@ -157,11 +159,14 @@ def _ourselves(table: dict[int, processes.Process]) -> set[int]:
 
 
 def in_unit(pid: int, record: ServiceRecord) -> bool:
-    """Whether it is in the control group of the service's unit: of the system, or of the user's own manager, as the record says."""
-    path = processes.control_group(pid)
-    if path is None or processes.unit_in(path) != record.unit:
-        return False
-    return (f"/user@{os.getuid()}.service/" in path) == (record.unit_scope == "user")
+    """Whether it is in the control group of the service's unit: of the system, or of the user's own manager, as the record says.
+
+    The outermost unit counts: below its own another user, or a container, may name a group as it likes.
+    """
+    units = [part for part in (processes.control_group(pid) or "").split("/") if part.endswith((".service", ".scope"))]
+    if record.unit_scope == "user":
+        return units[:2] == [f"user@{os.getuid()}.service", record.unit]
+    return units[:1] == [record.unit]
 
 
 def user_of(record: ServiceRecord, manager: Manager) -> tuple[int, str]:

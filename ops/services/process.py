@@ -88,7 +88,7 @@ class ProcessManager:
         if known is None or known["boot_id"] != processes.boot_id():
             return set()
         table = {process.pid: process for process in processes.all_processes() if process.state not in "ZX"}
-        mine = {pid for pid in processes.marked_with(MARK, known["invocation"]) if pid in table}
+        mine = {pid for pid in processes.marked_with(MARK, known["invocation"]) if pid in table and processes.real_uid(pid) == os.getuid()}
         main, ticks = known["pid"], known["start_ticks"]
         if main is not None and main in table and table[main].start_ticks == ticks:
             mine.add(main)

@@ -20,7 +20,7 @@ from ops.gpus.source import MIB, GpuProcess
 from ops.jobs.errors import BadInput, OpsError, Refused
 from ops.records import ServiceRecord
 from ops.services import leftovers, ownership, starting, state
-from ops.services.process import ProcessManager
+from ops.services.process import MARK, ProcessManager
 from tests.ops.services.conftest import Job, wait_for
 from tests.ops.services.test_stopping import Readings, gpu, running
 
@@ -225,13 +225,34 @@ def test_sockets_and_rendezvous_files_that_nobody_uses_are_listed(make_record: M
     ("/system.slice/kimi2.service", "kimi.service", "system", False),
     (f"/user.slice/user-{os.getuid()}.slice/user@{os.getuid()}.service/app.slice/kimi.service", "kimi.service", "system", False),
     (f"/user.slice/user-{os.getuid()}.slice/user@{os.getuid()}.service/app.slice/kimi.service", "kimi.service", "user", True),
+    ("/user.slice/user-4711.slice/user@4711.service/app.slice/kimi.service", "kimi.service", "system", False),
+    ("/user.slice/user-4711.slice/user@4711.service/app.slice/kimi.service", "kimi.service", "user", False),
+    (f"/user.slice/user-{os.getuid()}.slice/user@{os.getuid()}.service/app.slice/other.service/kimi.service", "kimi.service", "user", False),
     ("/system.slice/docker-12ab.scope", "kimi.service", "system", False),
+    ("/system.slice/docker-12ab.scope/system.slice/kimi.service", "kimi.service", "system", False),
     (None, "kimi.service", "system", False),
 ])
-def test_a_control_group_proves_it_by_its_innermost_unit(make_record: Make, monkeypatch: pytest.MonkeyPatch, path: str | None, unit: str, scope: str,
+def test_a_control_group_proves_it_by_its_outermost_unit(make_record: Make, monkeypatch: pytest.MonkeyPatch, path: str | None, unit: str, scope: str,
                                                          is_in: bool) -> None:
     monkeypatch.setattr(processes, "control_group", lambda pid: path)
     assert ownership.in_unit(5, make_record(manager="systemd", unit=unit, unit_scope=scope)) is is_in
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process as another user, and read its environment")
+def test_a_mark_that_another_user_forged_proves_nothing(make_record: Make, job: Job) -> None:
+    """A run's name stands on pages, and a unit's in the journal."""
+    record = make_record()
+    manager = running(job, record)
+    run = state.read(record)["runs"][-1]["invocation"]
+    forged = {"PATH": os.environ["PATH"], MARK: run, "INVOCATION_ID": run}
+    with subprocess.Popen(["sleep", "120"], env=forged, user=65534, group=65534) as stranger:
+        try:
+            assert stranger.pid not in manager.pids()
+            manager.kill()
+            wait_for(lambda: not manager.pids())
+            assert stranger.pid not in ownership.left_over(record, manager) and stranger.poll() is None
+        finally:
+            stranger.kill()
 
 
 def test_a_job_never_ends_itself(make_record: Make, job: Job) -> None:
