@@ -13,14 +13,17 @@ from typing import Any
 
 from ops.services.milestones import PHASES, POSITION, Parser, Phase
 
+PACE_LEAST, PACE_MOST = 0.8, 1.25  # a disk that was cold makes loading much slower, and compiling not at all
+PACE_SHARE = 0.25  # of the difference goes on: measured, it is good where each phase varies by itself and where all do alike
 CONSIDERED = 7  # so many of the newest: what changed long ago (a disk, a driver, a model) is forgotten
 
 
 def estimate_s(parser: Parser, elapsed_s: float, history: Sequence[dict[str, Any]], release: str | None = None) -> float | None:
     """Seconds from process start to the first answer, or None ("no estimate yet").
 
-    What passed, plus what is left of the phase that runs, plus the medians of the phases after it. As long as the log does not say whether the cache
-    hits, the state is taken that is likely for this `release`.
+    What passed, plus what is left of the phase that runs, plus the medians of the phases after it, at a part of the difference in pace that the
+    phases before have shown: whether a slow start goes on being slow is not known. As long as the log does not say whether the cache hits, the
+    state is taken that is likely for this `release`.
     """
     cache = parser.cache if parser.cache != "unknown" else expected_cache(history, release)
     known = same_state(history, cache)
@@ -28,12 +31,19 @@ def estimate_s(parser: Parser, elapsed_s: float, history: Sequence[dict[str, Any
         return None
     here = parser.current
     later = [name for name, _ in PHASES[POSITION[here.phase] + 1 :]]
-    return elapsed_s + _left_s(here, elapsed_s, known) + sum(_usual_s(known, name) for name in later)
+    pace = _pace(parser, known)
+    return elapsed_s + _left_s(here, elapsed_s, known, pace) + pace * sum(_usual_s(known, name) for name in later)
 
 
-def _left_s(here: Phase, elapsed_s: float, known: Sequence[dict[str, Any]]) -> float:
+def _pace(parser: Parser, known: Sequence[dict[str, Any]]) -> float:
+    """By what the usual times are to be multiplied: the fourth root of how much longer than usual the phases took that are over."""
+    usual = sum(_usual_s(known, phase.phase) for phase in parser.phases[:-1])
+    return min(max(parser.current.began_s / usual, PACE_LEAST), PACE_MOST) ** PACE_SHARE if usual > 0 else 1.0
+
+
+def _left_s(here: Phase, elapsed_s: float, known: Sequence[dict[str, Any]], pace: float) -> float:
     """Of the phase that runs. Where it tells its progress, this run's own speed counts the more the further it is; else the usual time counts."""
-    usual = _usual_s(known, here.phase)
+    usual = pace * _usual_s(known, here.phase)
     in_phase = max(0.0, elapsed_s - here.began_s)
     share = _share(here, known)
     if share is None:

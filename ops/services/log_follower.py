@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import tempfile
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from ops.jobs.events import EventType
@@ -25,23 +22,16 @@ _MANAGERS = ("systemd", "kernel", "systemd-coredump")  # whose lines among the s
 
 class LogFollower:
     """Reads what a log grew by, and hands it on as step.log events: at most 64 KB or 250 ms each, and at most 1 MB a second.
-
-    `keep`: the lines are kept aside as well (`kept`), for a log that is about to become another run's: at most KEPT_BYTES from its beginning, in a
-    file without a name in the job's folder, and the last KEPT_LINES.
     """
 
     CHUNK, EVERY_S, RATE = 64_000, 0.25, 1_000_000
-    KEPT_BYTES, KEPT_LINES = 64 << 20, 5000
 
-    def __init__(self, context: Context, log: RunLog, secrets: Sequence[str], *, journal: bool = False, keep: bool = False) -> None:
+    def __init__(self, context: Context, log: RunLog, secrets: Sequence[str], *, journal: bool = False) -> None:
         self._context, self._log, self._secrets, self._journal = context, log, secrets, journal
         self._splitter = log_lines.Splitter()
         self._waiting: list[str] = []
-        self._size = self._dropped = self._sent = self._kept_size = 0
+        self._size = self._dropped = self._sent = 0
         self._last = self._second = time.monotonic()
-        self._file = tempfile.TemporaryFile("w+", encoding="utf-8", dir=context.folder, newline="\n") if keep else None  # noqa: SIM115
-        self._writes = self._file is not None
-        self._tail: deque[str] = deque(maxlen=self.KEPT_LINES)
 
     def read(self, limit: int = 1 << 20) -> list[str]:
         """New complete lines, at most about `limit` bytes of them."""
@@ -64,32 +54,7 @@ class LogFollower:
         self.flush(now=True)
         return lines
 
-    def kept(self) -> Iterator[str]:
-        """The lines so far, of a follower that keeps them."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):  # a full disk: what it refuses is in the tail
-                self._file.flush()
-            self._file.seek(0)
-            for line in self._file:
-                yield line.rstrip("\n")
-            self._file.seek(0, 2)
-        yield from self._tail
-
-    def _keep(self, line: str) -> None:
-        if self._writes and self._file is not None:
-            try:
-                self._file.write(line + "\n")
-            except OSError:
-                self._writes = False
-            else:
-                self._kept_size += len(line) + 1
-                self._writes = self._kept_size < self.KEPT_BYTES
-                return
-        if self._file is not None:
-            self._tail.append(line)
-
     def _add(self, line: str) -> None:
-        self._keep(line)
         if self._journal:
             line = shown(line)
         # vLLM writes its process prefix, then the bar's own carriage return: a terminal shows the bar over it, and so does this log.
@@ -127,9 +92,6 @@ class LogFollower:
             self._context.emit(EventType.STEP_LOG, {"step": self._context.step, "text": "", "dropped_bytes": self._dropped})
             self._dropped = 0
         self._log.close()
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
 
 
 def shown(line: str) -> str:

@@ -62,8 +62,9 @@ class Manager(Protocol):
         read."""
         ...
 
-    def log_lines(self) -> Iterator[str]:
-        """The log of the current (else the last) run so far, line by line, however long it is. Raises OpsError if it may not be read."""
+    def log_lines(self, invocation: str = "") -> Iterator[str]:
+        """The log of that run, by default of the current (else the last) one, so far, line by line, however long it is. A manager that keeps each
+        run's log in a file of its own, and starts nothing by itself, has the last one only. Raises OpsError if it may not be read."""
         ...
 
     def stop_limit_s(self) -> float:

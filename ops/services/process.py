@@ -116,7 +116,7 @@ class ProcessManager:
         path = self.log_path()
         return run_log.FileLog(path) if path is not None else None
 
-    def log_lines(self) -> Iterator[str]:
+    def log_lines(self, invocation: str = "") -> Iterator[str]:
         path = self.log_path()
         if path is None:
             return

@@ -32,6 +32,7 @@ class ServiceStatus:
     since: float | None = None  # seconds since the epoch: when it came into this state, as far as its manager knows
     ended_at: float | None = None  # when the last run ended, as far as it is known
     restarts: int | None = None  # how often its manager has started it again by itself; None where it does not count
+    ending: bool = False  # its main process is gone, and its manager still ends what is left of it: what comes next is not known yet
     restarting: bool = False  # it has ended, and its manager is about to start it again by itself
     invocation: str = ""  # names this run: a new value is a new process
     log_where: str = ""  # for people: the log's path, or the journalctl command that shows this run

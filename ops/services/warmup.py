@@ -25,7 +25,7 @@ from ops.jobs.events import EventType
 from ops.jobs.pipeline import Context
 from ops.jobs.redact import log_text, record_secrets
 from ops.records import ServiceRecord
-from ops.services import diagnosis, estimate, health, listeners, log_lines, state
+from ops.services import diagnosis, estimate, health, kernel_log, listeners, log_lines, state
 from ops.services.estimate import estimate_s
 from ops.services.log_follower import BAR, LogFollower, journal_time
 from ops.services.manager import Manager, manager_for
@@ -64,6 +64,9 @@ _FAILED_LIMIT_S = 20.0  # seen: the main process may wait ten minutes for an eng
 _FIRST_ANSWER_LIMIT_S = 120.0
 _SILENT_LIMIT_S = 60.0  # for /health, once the log says that the server has started
 _LAST_WORDS_S, _LAST_WORDS_LIMIT_S = 0.5, 15.0  # a log is complete when it was quiet for the first, or after the second
+_JOURNAL_LIMIT_S = 3.0
+_RUN_IS_OVER = re.compile(r"systemd\[\d+\]: .*(?:Main process exited|Deactivated successfully|Failed with result|Succeeded\.|Scheduled restart job)")
+_SETTLES_LIMIT_S = 120.0  # TimeoutStopSec= of units, for workers that do not end with their server, is 90 s where nobody set it
 _TRIES_LIMIT = 5
 _LATE_S = 5.0
 _COMPILERS = frozenset({"nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "ninja", "cc1plus", "cc1", "c++", "g++", "gcc", "ld", "clang++", "clang"})
@@ -128,7 +131,7 @@ class _Watch:
         self.failed_at: float | None = None
         self.silent_since: float | None = None
         self.stamped_s = 0.0  # of the last line with a time of its own
-        self.follower = LogFollower(self.context, log, self.secrets, journal=self.journal, keep=self.journal)
+        self.follower = LogFollower(self.context, log, self.secrets, journal=self.journal)
         if self.tries > 1:
             self.context.log(f"--- try {self.tries}: pid {status.pid} ---")
         self._tell([Change(self.parser.current, milestone=True)])
@@ -326,7 +329,7 @@ class _Watch:
         """The main process is gone, or waits for an engine that is. Reads what is left of the log (a dying process and its workers go on writing) and
         says why. Raises _NextTry if the manager has started it again, ServiceCrashed if not, or if it would only crash again."""
         self._last_words()
-        status = self.manager.status()
+        status = self._settled()
         if status.state == ServiceState.STOPPED:
             raise OpsError(f"Service `{self.record.name}` was stopped while it was starting", why="Somebody else stopped it", kind="stopped")
         alive = self.alive()
@@ -334,6 +337,8 @@ class _Watch:
         said = self._diagnosis()
         # Of a run that was followed by another one, the manager tells the exit code no more.
         how = "its engine failed, its main process still waits" if alive else how_it_ended(None if self._is_new(status) else status.exit_code)
+        if not alive and status.exit_code is None and not self._is_new(status) and (told := status.detail.partition("being asked to, ")[2]):
+            how = told.partition(";")[0]  # a unit that systemd has forgotten: what its manager makes of it
         cause = _cause(said, how)
         loop = cause in self.causes
         self.causes.append(cause)
@@ -349,27 +354,45 @@ class _Watch:
         raise self._crash(said, status, how, loop=loop, again=again)
 
     def _last_words(self) -> None:
-        end, quiet = time.monotonic() + _LAST_WORDS_LIMIT_S, time.monotonic() + _LAST_WORDS_S
-        while time.monotonic() < min(end, quiet):
+        """Reads until the log is quiet; a journal, which comes through two other processes, until systemd has said there that the run is over."""
+        began, quiet = time.monotonic(), time.monotonic() + _LAST_WORDS_S
+        over = not self.journal or self.alive()
+        while (clock := time.monotonic()) < began + _LAST_WORDS_LIMIT_S and (clock < quiet or (not over and clock < began + _JOURNAL_LIMIT_S)):
             if lines := self.follower.read():
                 self._parse(lines, self.now())
+                over = over or any(_RUN_IS_OVER.search(line) for line in lines)
                 quiet = time.monotonic() + _LAST_WORDS_S
             time.sleep(0.05)
         self._parse(self.follower.rest(), self.now())
+
+    def _settled(self) -> ServiceStatus:
+        """What the manager says once it has seen the end, and has ended what was left: only then it is known whether there is another try."""
+        end = time.monotonic() + _SETTLES_LIMIT_S
+        status = self.manager.status()
+        while time.monotonic() < end and not self.alive() and (status.ending or (status.pid is not None and status.pid == self.status.pid)):
+            self.context.sleep(0.1)
+            status = self.manager.status()
+        return status
 
     def _is_new(self, status: ServiceStatus) -> bool:
         return status.pid is not None and (status.pid, status.start_ticks) != (self.status.pid, self.status.start_ticks) and status.runs
 
     def _next_run(self, status: ServiceStatus) -> ServiceStatus:
         """Waits until the manager has started it again (that run may have ended already), or has given up: the same run still, without a process."""
-        while status.invocation == self.status.invocation and status.pid is None and (status.restarting or status.state == ServiceState.STARTING):
+        while status.pid is None and (status.state == ServiceState.STARTING or (status.restarting and status.invocation == self.status.invocation)):
             self.context.sleep(0.2)
             status = self.manager.status()
         return status
 
     def _diagnosis(self) -> dict[str, Any]:
-        """What the log of this try says, with secrets hidden."""
-        found = diagnosis.diagnose_lines(self.follower.kept() if self.journal else self.manager.log_lines())
+        """What the log of this try, and the kernel's log of that time, say; with secrets hidden."""
+        self.kernel = kernel_log.read(self.wall_start, time.time())
+        ended = not self.alive()
+        try:
+            found = diagnosis.diagnose_lines(self.manager.log_lines(self.status.invocation), kernel=self.kernel.lines, ended=ended)
+        except OpsError as error:
+            self.context.log(f"Its log cannot be read for a diagnosis: {error.what}. {error.why}")
+            found = diagnosis.diagnose_lines((), kernel=self.kernel.lines, ended=ended)
         said: dict[str, Any] = {key: log_text(value, self.secrets) if isinstance(value, str) else value for key, value in found.as_dict().items()}
         said["context"] = [{"number": one["number"], "text": log_text(one["text"], self.secrets)} for one in found.context]
         return said
@@ -398,7 +421,8 @@ class _Watch:
                 why=f"{free / 1024:,.0f} KiB are free; its log and its exit code could not be written.{more}",
                 hint="Make room there, then start it again", **facts)
         return ServiceCrashed(f"Service `{self.record.name}` ended {where}, {how}", why=f"Its log names no cause.{more}",
-                              hint="Look at the kernel log for an out-of-memory kill or an Xid line", **facts)
+                              hint="Look at the kernel log for an out-of-memory kill or an Xid line"
+                                   + (f" (it could not be read here: {self.kernel.problem})" if self.kernel.problem else ""), **facts)
 
     # ---- does it still move? ----
 

@@ -10,6 +10,7 @@
                                         bare: no environment; lost: own session, no environment
      "health": 200, "chat": 200,        status codes
      "body": "text",                    what /health says; "slow": seconds that it takes to
+     "after": "path",                   does nothing before this file is there
      "runs": [{...}, {...}]}            another of these for each start (the last for all that follow); counted in the file `runs`
 """
 
@@ -63,6 +64,8 @@ def main() -> None:
         child = subprocess.Popen([sys.executable, "-c", CHILD, kind], start_new_session=kind in {"setsid", "stubborn", "lost"},
                                  env={} if kind in {"bare", "lost"} else None, stdout=subprocess.PIPE)
         child.stdout.readline()
+    while "after" in PLAN and not Path(PLAN["after"]).exists():
+        time.sleep(0.02)
     for delay, text, *times in PLAN.get("log", []):
         time.sleep(delay)
         for _ in range(times[0] if times else 1):

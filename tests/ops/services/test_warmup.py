@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +56,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real processes, but no pauses that only people or big servers need."""
     monkeypatch.setattr(starting, "_LOOK_S", 0.1)
     monkeypatch.setattr(warmup, "_LAST_WORDS_S", 0.2)
+    monkeypatch.setattr(warmup, "_JOURNAL_LIMIT_S", 0.4)
 
 
 class Gpus:
@@ -287,13 +289,22 @@ def test_estimates_come_from_warmups_with_the_same_cache_state() -> None:
     parser = Parser()
     assert warmup.estimate_s(parser, 0, []) is None
     assert warmup.estimate_s(parser, 5, history) == pytest.approx(11 + 110 + 25 + 10), "the last one's state, as long as it is not known"
-    parser.feed("(Worker pid=1) INFO 03-02 04:11:08 [x.py:1] Starting to load model /m...", 14)
-    parser.feed("Loading safetensors checkpoint shards:  50% Completed | 2/4 [x]", 60)
+    parser.feed("(Worker pid=1) INFO 03-02 04:11:08 [x.py:1] Starting to load model /m...", 11)
+    parser.feed("Loading safetensors checkpoint shards:  50% Completed | 2/4 [x]", 57)
     left = (46 + 55) / 2 - 4  # half of the shards after 46 s: what is left goes by this run's speed and the usual one in equal parts
-    assert warmup.estimate_s(parser, 64, history) == pytest.approx(64 + left + 25 + 10)
-    parser.feed("(Worker pid=1) INFO 03-02 04:11:08 [x.py:1] Cache the graph of compile range (1, 8192) for later use", 120)
-    assert warmup.estimate_s(parser, 130, history) == pytest.approx(130 + 190 + 10)
-    assert warmup.estimate_s(parser, 130, history[1:]) is None, "no warmup with a cold cache is known"
+    assert warmup.estimate_s(parser, 61, history) == pytest.approx(61 + left + 25 + 10)
+    parser.feed("(Worker pid=1) INFO 03-02 04:11:08 [x.py:1] Cache the graph of compile range (1, 8192) for later use", 110)
+    assert warmup.estimate_s(parser, 120, history) == pytest.approx(120 + 190 + 10)
+    assert warmup.estimate_s(parser, 120, history[1:]) is None, "no warmup with a cold cache is known"
+
+
+@pytest.mark.parametrize(("began", "pace"), [(110, 1.0), (121, 1.1 ** 0.25), (99, 0.9 ** 0.25), (1000, 1.25 ** 0.25)])
+def test_a_start_that_is_slower_than_usual_is_expected_to_stay_a_little_slower(began: float, pace: float) -> None:
+    parser = Parser()
+    parser.feed("(Worker pid=1) INFO 03-02 04:11:08 [x.py:1] Starting to load model /m...", 10)
+    parser.feed("(Worker pid=1) INFO 03-02 04:11:08 [x.py:1] Cache the graph of compile range (1, 8192) for later use", began)
+    history = [known("miss", start=10, load=100, compile=200, healthy=10)]
+    assert warmup.estimate_s(parser, began, history) == pytest.approx(began + pace * 210)
 
 
 def test_a_watch_that_comes_late_takes_the_times_from_the_log(make_record: Make, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,25 +337,36 @@ class Restarting(ProcessManager):
     def __init__(self, record: ServiceRecord, limit: int = 10) -> None:
         super().__init__(record)
         self.left, self.over = limit, threading.Event()
+        self.logs: dict[str, Path] = {}
+        self.lock = threading.RLock()
         self.thread = threading.Thread(target=self._keep_it_running)
 
     def _keep_it_running(self) -> None:
         while not self.over.wait(0.05):
             if super().status().state == ServiceState.FAILED and self.left:
                 self.over.wait(0.6)
-                super().start()
+                with self.lock:
+                    super().start()
                 self.left -= 1
 
     def status(self) -> ServiceStatus:
-        found = super().status()
+        with self.lock:  # no start is seen half done
+            found = super().status()
         return replace(found, restarting=found.state == ServiceState.FAILED and self.left > 0)
 
     def log_path(self) -> None:  # type: ignore[override]
         return None
 
     def run_log(self) -> run_log.FileLog | None:
-        path = super().log_path()
-        return run_log.FileLog(path) if path else None
+        with self.lock:
+            path, known = super().log_path(), self._known()
+        if path is None or known is None:
+            return None
+        self.logs[known["invocation"]] = path
+        return run_log.FileLog(path)
+
+    def log_lines(self, invocation: str = "") -> Iterator[str]:
+        yield from run_log.lines(self.logs[invocation])
 
 
 Watched = Callable[..., warmup.WarmupResult]
