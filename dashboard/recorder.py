@@ -146,10 +146,13 @@ def _adopt(first: Event, node_name: str | None) -> Job | None:
     if node is None:
         return None
     service = Service.objects.filter(node=node, name=service_name).first() if isinstance(service_name, str) else None
-    return Job.objects.create(
+    job = Job.objects.create(
         id=uuid.UUID(first.job), number=(Job.objects.aggregate(last=Max("number"))["last"] or 0) + 1, type=str(first.data.get("type") or "")[:30],
         node=node, service=service, params=first.data.get("params") or {}, by=None, sent_at=when(first.at),
         practice=service.practice if service else node.practice)
+    job.created_at = when(first.at)  # not when its journal came here: the node may have been without a console for days
+    job.save(update_fields=["created_at"])
+    return job
 
 
 def ensure_group(client: redis.Redis) -> None:

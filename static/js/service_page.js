@@ -11,7 +11,10 @@ function drawHistory() {
   const rows = history.series[chosen] ?? [], goal = history.target.length === 2 && chosen === "1" ? history.target : null;
   const values = rows.map((r) => r.tput), low = Math.min(...values, ...(goal ?? [])), high = Math.max(...values, ...(goal ?? []));
   const pad = Math.max((high - low) * 0.25, high * 0.06), changes = rows.filter((r, n) => n === 0 || r.release !== rows[n - 1].release);
-  const short = (name) => (name ?? "").replace(/^\d{8}-?\d{6}-/, "").replace(/[-+]practice$/, "").split(".").at(-1);
+  const short = (name) => { // dev344 of a nightly, else the version without its build
+    const version = (name ?? "").replace(/^\d{8}-?\d{6}-/, "").replace(/-practice$|\+.*$/, "");
+    return /\.(dev\d+)/.exec(version)?.[1] ?? version;
+  };
   chart("history", () => ({
     data: [{ type: "scatter", mode: "lines+markers", x: rows.map((r) => r.at), y: values, cliponaxis: false, text: rows.map((r) => `${r.release || "release not known"}${r.job ? `, #${r.job}` : ""}${r.short ? ", short" : ""}`),
       line: { color: token("series-1"), width: 1.5, shape: "hv" }, marker: { color: token("series-1"), size: 7, symbol: rows.map((r) => r.short ? "circle-open" : "circle"), line: { color: rows.map((r) => token(r.short ? "series-1" : "surface")), width: 1.5 } },

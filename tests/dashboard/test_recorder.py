@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import threading
@@ -250,11 +251,12 @@ def test_a_cancelled_job_that_is_claimed_all_the_same_is_cancelling(told: tuple[
     assert fresh(job).state == "cancelling"
 
 
-def test_a_job_of_the_command_line_gets_a_row(service: Service) -> None:
+def test_a_job_of_the_command_line_gets_a_row_from_when_it_began(service: Service) -> None:
     node = Speaker()
-    record([node.claimed(type="integrity", by="root", locks=[], fence={})])
+    record([dataclasses.replace(node.claimed(type="integrity", by="root", locks=[], fence={}), at=1_700_000_000.0)])
     job = Job.objects.get()
     assert (str(job.pk), job.type, job.service, job.by, job.number) == (node.job, "integrity", service, None, 1)
+    assert job.created_at.timestamp() == 1_700_000_000.0
 
 
 def test_a_job_that_never_said_who_it_is_makes_no_row(service: Service) -> None:
