@@ -324,9 +324,11 @@ def start(context: Context) -> str:
 
 def stop_failed_start(context: Context) -> str:
     """Undo of *start*: whatever still runs of the new release is ended, so that its memory is free."""
-    record = context.the_service
-    if not manager_for(record).pids():
-        return ""
+    record, manager = context.the_service, manager_for(context.the_service)
+    if not manager.pids():
+        status = manager.status()
+        if not status.restarting and not status.ending:  # between two tries of a restart loop there is no process, and yet something to stop
+            return ""
     _down(context)
     return stopping.stop(context, record)
 
