@@ -18,7 +18,6 @@ from ops.jobs.envelope import check_record
 from ops.jobs.errors import BadInput, Cancelled, OpsError, Refused
 from ops.jobs.events import EventType
 from ops.jobs.pipeline import Context, Step
-from ops.jobs.redact import record_secrets
 from ops.records import NAME, ServiceRecord
 from ops.services import failures, launch, leftovers, ownership, preflight, starting, stopping
 from ops.services.leftovers import Leftovers
@@ -368,7 +367,7 @@ def diagnose_log(context: Context) -> str:
     since = status.started_at or ownership.began_at(record, status.invocation) or until - KERNEL_S
     kernel = kernel_log.read(since, until)
     found = diagnosis.diagnose_lines(_counted(context, manager.log_lines()), kernel=kernel.lines, ended=ended)
-    said = failures.told(found, record_secrets({**record.as_dict(), "env": launch.variables(record)}))
+    said = failures.told(found, launch.secrets(record))
     where = status.log_where or status.log_path or ""
     context.emit(EventType.DIAGNOSIS, said | {"service": record.name, "exit_code": status.exit_code, "log": where})
     if found.fault:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ops.agent.config import REPOSITORY, NodeConfig, NodePaths
 from ops.gpus.processes import boot_id, is_alive
-from ops.jobs import claim, marks, pipeline, redact, runner
+from ops.jobs import claim, marks, pipeline, runner
 from ops.jobs.envelope import Envelope, check_job_id
 from ops.jobs.errors import Busy, OpsError, Refused
 from ops.jobs.events import Event, EventType, JobState
@@ -143,10 +143,9 @@ def one(paths: NodePaths, job: str) -> bool:
 
 def _secrets(paths: NodePaths, envelope: Envelope | None) -> list[str]:
     try:
-        record = runner.service_of(paths, envelope) if envelope else None
+        return runner.secrets_of(paths, envelope, runner.service_of(paths, envelope)) if envelope else []
     except Refused:
         return []  # its secrets are not known any more, so nothing will say them
-    return redact.record_secrets(record.as_dict()) if record else []
 
 
 def _envelope(folder: Path) -> Envelope | None:

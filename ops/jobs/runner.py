@@ -9,6 +9,7 @@ The line on stdout is a JSON object: `{"answer": "claimed" | "attached"}` or `{"
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -168,8 +169,8 @@ def take(paths: NodePaths, envelope: Envelope) -> Running:
     check_limits(envelope, config)
     context = context_for(paths, config, envelope, _silent)
     steps = steps_of(envelope, context)
-    secrets = _secrets(context.service) if context.service else []
-    claimed = claim.claim(paths, envelope, steps=[step.describe() for step in steps], nudge=Nudge(paths.nudge_socket), secrets=secrets)
+    claimed = claim.claim(paths, envelope, steps=[step.describe() for step in steps], nudge=Nudge(paths.nudge_socket),
+                          secrets=secrets_of(paths, envelope, context.service))
     cancel = CancelFlag(claimed.folder, said=lambda by: claimed.journal(EventType.JOB_CANCELLING, {"by": by}))
     running = Running(claimed, context, steps, cancel)
 
@@ -182,10 +183,18 @@ def take(paths: NodePaths, envelope: Envelope) -> Running:
     return running
 
 
-def _secrets(record: ServiceRecord) -> list[str]:
+def secrets_of(paths: NodePaths, envelope: Envelope, record: ServiceRecord | None) -> list[str]:
+    """What no line of the job may hold: the secrets of its service, and of every other one that it locks (a switch reads both their logs)."""
+    from ops.environments import guard_list
     from ops.services import launch
 
-    return redact.record_secrets({**record.as_dict(), "env": launch.variables(record)})  # also what its environment files hold
+    found = launch.secrets(record) if record is not None else []
+    for lock in envelope.locks:
+        kind, _, name = lock.partition(":")
+        if kind == "service" and (record is None or name != record.name):
+            with contextlib.suppress(OpsError):  # one that is not there yet, or cannot be read: then the job does not get to it either
+                found += launch.secrets(guard_list.own_record(paths, name))
+    return found
 
 
 def carry_out(running: Running) -> Outcome:

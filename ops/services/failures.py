@@ -326,7 +326,7 @@ def diagnosed(record: ServiceRecord, failure: dict[str, Any]) -> dict[str, Any]:
     """Reads the log of the run that ended. Gives `diagnosis`, or `problem`; of a unit also `exit_code` and `ended_at`, which the journal knows."""
     from ops.services import kernel_log
 
-    secrets = redact.record_secrets({**record.as_dict(), "env": launch.variables(record)})
+    secrets = launch.secrets(record)
     end = _end_in_journal(record, failure["invocation"]) if record.manager == "systemd" else {}
     ended_at = end.get("ended_at") or failure["ended_at"] or failure["at"]
     kernel = kernel_log.read(failure.get("began_at") or ended_at - KERNEL_S, ended_at + KERNEL_AFTER_S)

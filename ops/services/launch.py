@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ops.jobs import redact
 from ops.jobs.errors import BadInput, OpsError
 from ops.records import ServiceRecord
 from ops.services import env_files
@@ -107,6 +108,11 @@ def variables(record: ServiceRecord) -> dict[str, str]:
         except (OSError, ValueError):
             continue
     return found
+
+
+def secrets(record: ServiceRecord) -> list[str]:
+    """The secret values that its server may write into its log: of its flags, its variables, and what its environment files hold now."""
+    return redact.record_secrets({**record.as_dict(), "env": variables(record)})
 
 
 def _json(value: object) -> str:

@@ -24,9 +24,9 @@ from ops.benchmark.stamped_connection import RawResponse
 from ops.jobs.errors import BadInput, OpsError
 from ops.jobs.events import EventType
 from ops.jobs.pipeline import Context, Reporter
-from ops.jobs.redact import log_text, plain_text, record_secrets
+from ops.jobs.redact import log_text, plain_text
 from ops.records import NAME, NEVER_IN_TEXT, Record, ServiceRecord
-from ops.services import health, safe_match
+from ops.services import health, launch, safe_match
 from ops.services.garbage import garbage
 from ops.services.smoke_checks import CHECKS, Answer, NoAnswer, Wrong, code_block, difference, judge
 
@@ -148,7 +148,7 @@ def run(context: Context, record: ServiceRecord, suite: Sequence[SmokeTest | dic
     endpoints.require_model(server, record.served_model_name)
     endpoints.require_practice(server, record.practice)
     asked = _Asked(server.base_url, record.served_model_name, key, server.max_model_len.get(record.served_model_name),
-                   tuple(record_secrets(record.as_dict())))
+                   tuple(launch.secrets(record)))
     results = []
     for i, test in enumerate(chosen):
         context.check()

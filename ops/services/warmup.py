@@ -23,9 +23,9 @@ from ops.gpus.source import GpuSource
 from ops.jobs.errors import OpsError, Timeout
 from ops.jobs.events import EventType
 from ops.jobs.pipeline import Context
-from ops.jobs.redact import log_text, record_secrets
+from ops.jobs.redact import log_text
 from ops.records import ServiceRecord
-from ops.services import diagnosis, estimate, health, kernel_log, listeners, log_lines, state
+from ops.services import diagnosis, estimate, health, kernel_log, launch, listeners, log_lines, state
 from ops.services.estimate import estimate_s
 from ops.services.log_follower import BAR, LogFollower, journal_time
 from ops.services.manager import Manager, manager_for
@@ -94,7 +94,7 @@ class _Watch:
         self.context, self.record, self.manager, self.source, self.stall_s = context, record, manager, source, stall_s
         self.journal = manager.log_path() is None  # its manager may start it again by itself, and then the log is another run's
         self.history = state.warmups(record)
-        self.secrets = record_secrets(record.as_dict())
+        self.secrets = launch.secrets(record)
         self.tries = 0
         self.causes: list[tuple[str, str]] = []  # of the tries that crashed
 

@@ -202,6 +202,17 @@ def test_secrets_of_a_service_stay_on_its_node_and_reach_its_steps(node: FakeNod
     assert said.count("value-of") == params_only.count("value-of")  # the test's own argv
 
 
+def test_a_job_hides_also_what_environment_files_hold_and_the_secrets_of_every_service_that_it_locks(node: FakeNode) -> None:
+    file = node.paths.root / "secret.env"
+    file.write_text("MY_TOKEN=value-of-file\n")
+    other = replace(announced(node), name="b", env={"B_PASSWORD": "value-of-other"}, env_files=[str(file)], flags=[])
+    (node.paths.announced / "b.json").write_text(json.dumps(other.as_dict()))
+    order = replace(node.order(), locks=["env:/x", "service:a", "service:b", "service:gone"])
+    record = announced(node)
+    assert set(runner.secrets_of(node.paths, order, record)) == {"value-of-token", "value-of-key", "value-of-other", "value-of-file"}
+    assert runner.secrets_of(node.paths, replace(order, locks=[]), None) == []
+
+
 def test_an_order_for_a_record_that_has_changed_is_refused(node: FakeNode) -> None:
     shown = redact.hide_in_record(announced(node).as_dict())
     announced(node, model_path="/other")
