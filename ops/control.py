@@ -259,6 +259,8 @@ def other(context: Context) -> Context:
     """The same job, about the service that it switches to: its own record from this node's services.d, its own facts, and its name in each event."""
     record = guard_list.own_record(context.paths, str(context.params["to"]))
     check_record(record, context.config)
+    if record.practice != context.the_service.practice:
+        raise Refused(f"`{record.name}` cannot take the place of `{context.the_service.name}`", why="Practice never mixes with real services")
 
     def emit(type: str, data: dict[str, Any]) -> None:
         context.emit(type, {**data, "service": record.name})
@@ -308,8 +310,12 @@ def start_other(context: Context) -> str:
 
 
 def end_other(context: Context) -> str:
-    """Undo of its start: the first service needs its memory."""
+    """Undo of its start: the first service needs its memory. Where the other one had answered already, the downtime goes on here."""
+    from ops import redeploy
+
     there = other(context)
+    if manager_for(there.the_service).pids():
+        redeploy.down(context)
     note = end_failed_start(there)
     return f"{there.the_service.name}: {note}" if note else ""
 

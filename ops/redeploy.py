@@ -285,7 +285,7 @@ def stop(context: Context) -> str:
         del context.facts["state_before"]  # it is not touched
         raise OpsError(f"The disk below `{record.folder}` is full: {free / 1e6:,.0f} MB free", why="Once stopped, nothing could be started there",
                        kind="disk_full", hint="Make room; the service was not stopped")
-    _down(context)  # saves the facts: whoever has to undo this step knows how the service was
+    down(context)  # saves the facts: whoever has to undo this step knows how the service was
     return stopping.stop(context, record)
 
 
@@ -329,7 +329,7 @@ def stop_failed_start(context: Context) -> str:
         status = manager.status()
         if not status.restarting and not status.ending:  # between two tries of a restart loop there is no process, and yet something to stop
             return ""
-    _down(context)
+    down(context)
     return stopping.stop(context, record)
 
 
@@ -526,7 +526,7 @@ def _estimate(context: Context) -> dict[str, Any]:
     return {"warmup_s": sorted(known)[len(known) // 2] if known else None, "warmups": len(known)}
 
 
-def _down(context: Context) -> None:
+def down(context: Context) -> None:
     """Starts the downtime clock, once, and saves it: CLOCK_MONOTONIC is the same in all processes until a reboot, so an undo can go on with it."""
     if context.facts.get("down_since") is None:
         context.facts["down_since"] = {"monotonic": time.monotonic(), "wall": time.time(), "boot_id": processes.boot_id()}

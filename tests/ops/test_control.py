@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -249,6 +250,8 @@ def test_a_switch_whose_smoke_tests_fail_goes_back_in_another_process(make_recor
     steps = {step.name: step for step in KINDS["switch"].steps(fresh)}
     assert pipeline.undo([steps[name] for name in fresh.facts["begun"]], fresh) == "done"
     assert not ProcessManager(to).pids() and ProcessManager(record).status().state == "healthy"
+    assert [data["service"] for data in given.of("downtime.ended")] == ["other", "svc"], "down twice: the way back counts as well"
+    assert len(given.of("downtime.started")) == 2
 
 
 @pytest.mark.parametrize("to", ["", "svc", "../svc", "-x"])
@@ -267,6 +270,12 @@ def test_a_switch_touches_nothing_before_all_is_known_about_the_other(make_recor
         wait_for(lambda: ProcessManager(to).status().state == "failed")
 
     assert "has no service `other`" in run(given, "switch", to="other").reason
+    to = other()
+    file = given.context.paths.announced / "other.json"
+    file.write_text(json.dumps({**to.as_dict(), "practice": True}))
+    outcome = run(given, "switch", to="other")
+    assert outcome.state == JobState.FAILED and outcome.error and "Practice never mixes" in outcome.error["why"]
+    shutil.rmtree(to.root)
     to = other({"serve": True, "children": ["plain"]})
     for prepare, words in ((lambda: running(given, to), "runs already"), (crash, "of an earlier run of service `other` are still there"),
                            (forbid(given), "does not allow the service folder")):
