@@ -27,6 +27,7 @@ STARTING_TIMEOUT_S = 10.0  # a server that is still starting ignores SIGTERM, an
 KILL_LIMIT_S = 15.0  # SIGKILL takes effect at once, but freeing some hundred GiB of pinned memory takes seconds
 WORKERS_S = 15.0  # a worker was seen to go on for 8 s after its main process
 EXPLAIN_AFTER_S = 1.0  # an idle server ends within 0.7 s
+UNREADABLE_S = 5.0  # for a driver that answers nothing at all: it will not free anything either
 _POLL_S = 0.1
 
 
@@ -154,7 +155,8 @@ def wait_gpus_free(context: Context, record: ServiceRecord, source: GpuSource, *
         snapshot = processes.claim(source.read(), {record.name: manager.pids() | mine})
         if not record.gpus and not snapshot.gpus:
             return f"no GPU to wait for: {snapshot.problem or 'none is listed for this service'}"
-        held = [one.words for one in not_free(record, snapshot)]
+        holders = not_free(record, snapshot)
+        held = [one.words for one in holders]
         calm = 0 if held else calm + 1
         gpus = _chosen(record, snapshot)
         if time.monotonic() - told > 1.0:
@@ -163,11 +165,17 @@ def wait_gpus_free(context: Context, record: ServiceRecord, source: GpuSource, *
         if calm == 2:
             note = f"{len(gpus)} GPUs free after {time.monotonic() - began:.1f} s"
             return note if known is not None else f"{note} (no baseline was recorded, so 0 MiB was asked for)"
+        if held and not snapshot.gpus and time.monotonic() - began > min(limit_s, UNREADABLE_S):
+            raise OpsError(f"No GPU of this machine can be read, so whether those of service `{record.name}` are free is not known",
+                           why=snapshot.problem or "", kind="gpus_not_free",
+                           hint="`nvidia-smi` must list them. If this machine has none, take `gpus` out of the service's record")
         if time.monotonic() > end:
             raise OpsError(
                 f"{held[0]}" if len(held) == 1 else f"{len(held)} GPUs of service `{record.name}` are not free after {limit_s:g} s",
                 why="\n".join(held),
-                hint="End what holds the memory, if it may be ended (a leftover of this service can be, by the job `end-leftovers`), and try again. "
+                hint="Look at `nvidia-smi`: a GPU that does not answer may need a reset, or a restart of the machine"
+                     if all(one.used_bytes is None for one in holders) else
+                     "End what holds the memory, if it may be ended (a leftover of this service can be, by the job `end-leftovers`), and try again. "
                      "Do not lower the memory utilization instead",
                 kind="gpus_not_free",
             )
