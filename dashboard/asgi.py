@@ -13,6 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.core.asgi import get_asgi_application
 
 from ops.jobs.errors import OpsError
@@ -22,6 +23,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 THROWN_AWAY_BYTES = 16 << 20  # of a body that is too big; more is not even read
+UPLOADS = "/diagnose/"  # takes files: more than other addresses, of people who are signed in
+FORM_BYTES = 1 << 20  # of a form around a file
 THROWN_AWAY_S = 10
 DEAD_PEER_MS = 12_000  # and a ping every 15 s: a dead stream is gone within 30 s
 
@@ -45,13 +48,16 @@ async def application(scope: Message, receive: Receive, send: Send) -> None:
 async def _http(scope: Message, receive: Receive, send: Send) -> None:
     from django.conf import settings
 
-    limit = settings.MAX_BODY_BYTES
+    limit, thrown_away = settings.MAX_BODY_BYTES, THROWN_AWAY_BYTES
     headers = dict(scope["headers"])
     length = headers.get(b"content-length", b"0")
+    if length.isdigit() and int(length) > limit and scope["path"] == UPLOADS and await _is_signed_in(headers):
+        limit = settings.DIAGNOSE_MAX_BYTES + FORM_BYTES
+        thrown_away = 4 * limit
     if not length.isdigit() or int(length) > limit:
-        if length.isdigit() and int(length) <= THROWN_AWAY_BYTES:
-            await _throw_away(receive)
-        await _refuse(scope, send)
+        if length.isdigit() and int(length) <= thrown_away:
+            await _throw_away(receive, thrown_away)
+        await _refuse(scope, send, limit)
         return
     if scope["path"] == "/live/":
         _give_up_on_dead_peers(send)
@@ -75,16 +81,37 @@ async def _http(scope: Message, receive: Receive, send: Send) -> None:
 
     await django_application(scope, counted, noted)
     if seen > limit and not started:
-        await _throw_away(receive)
-        await _refuse(scope, send)
+        await _throw_away(receive, thrown_away)
+        await _refuse(scope, send, limit)
 
 
-async def _throw_away(receive: Receive) -> None:
+async def _is_signed_in(headers: dict[bytes, bytes]) -> bool:
+    """Whether the request's cookie is that of a session with a user; its views ask again, and for more."""
+    return await sync_to_async(_session_has_user, thread_sensitive=False)(headers.get(b"cookie", b"").decode("latin-1"))
+
+
+def _session_has_user(cookies: str) -> bool:
+    from django.conf import settings
+    from django.contrib.auth import SESSION_KEY
+    from django.contrib.sessions.backends.db import SessionStore
+    from django.db import DatabaseError, connections
+    from django.http import parse_cookie
+
+    key = parse_cookie(cookies).get(settings.SESSION_COOKIE_NAME)
+    try:
+        return key is not None and SESSION_KEY in SessionStore(key)
+    except DatabaseError:  # Django says so when it looks itself; until then nobody is known
+        return False
+    finally:
+        connections.close_all()  # this thread's: no request ends here that would close them
+
+
+async def _throw_away(receive: Receive, most: int) -> None:
     """Reads what still comes of a body, up to a limit: browsers show an answer only once they have sent everything."""
     seen = 0
     try:
         async with asyncio.timeout(THROWN_AWAY_S):
-            while seen <= THROWN_AWAY_BYTES:
+            while seen <= most:
                 message = await receive()
                 seen += len(message.get("body", b""))
                 if not message.get("more_body"):
@@ -93,7 +120,7 @@ async def _throw_away(receive: Receive) -> None:
         return
 
 
-async def _refuse(scope: Message, send: Send) -> None:
+async def _refuse(scope: Message, send: Send, limit: int) -> None:
     """413 as one of the console's own pages (or JSON): Django gets the request without its body."""
     from dashboard.middleware import TOO_BIG
 
@@ -111,7 +138,7 @@ async def _refuse(scope: Message, send: Send) -> None:
         await send(message)
 
     plain = [(name, value) for name, value in scope["headers"] if name not in (b"content-length", b"transfer-encoding")]
-    await django_application({**scope, "headers": plain, TOO_BIG: True}, empty, last)
+    await django_application({**scope, "headers": plain, TOO_BIG: limit}, empty, last)
 
 
 def _give_up_on_dead_peers(send: Send) -> None:

@@ -17,7 +17,7 @@ from dashboard.models import Job, Node
 NAVIGATION = (  # url name, title, icon, other url names of the same part
     ("fleet", "Fleet", "fleet", ()),
     ("services", "Services", "service", ("service", "plan", "service_run", "environment", "service_integrity", "integrity_result",
-                                               "shelf", "shelf_patch")),
+                                               "shelf", "shelf_patch", "launch_settings", "smoke_suite")),
     ("jobs", "Jobs", "jobs", ("job", "job_cancel")),
     ("benchmarks", "Benchmarks", "bench", ("benchmark_run", "compare")),
     ("diagnose", "Diagnose", "diagnose", ()),

@@ -204,11 +204,12 @@ def _process(raw: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def start_settings_set(*, service: Service, user: AbstractBaseUser | None, before: str, flags: Sequence[str] | None = None,
-                       env: Mapping[str, str | None] | None = None, idempotency_key: str | None = None) -> Job:
+                       env: Mapping[str, str | Mapping[str, str] | None] | None = None, idempotency_key: str | None = None) -> Job:
     """Changes the flags and variables that the service's next start gets.
 
     `flags`: the whole new list, or None to leave them. `env`: of each variable that changes its value, or None to remove it; what `redact.HIDDEN`
-    stands for stays as it is. Values are sealed for the node here and now, so that no row, message or page ever holds one. `before`: the mark
+    stands for stays as it is. Values are sealed for the node here and now, so that no row, message or page ever holds one; {"sealed": text} is one
+    that was sealed before (between the two pages of a form). `before`: the mark
     (`service.launch["mark"]`) of the settings that the person had before them. Raises BadInput, OpsError (kind "changed") if they are others by now.
     """
     from ops import sealed
@@ -221,13 +222,15 @@ def start_settings_set(*, service: Service, user: AbstractBaseUser | None, befor
     if known != before:
         raise OpsError(f"The settings of `{service.name}` were changed meanwhile", why="Somebody else has set others since this form was shown",
                        hint="Look at them as they are now, and change them again", kind="changed")
-    params: dict[str, Any] = {"flags": None if flags is None else _flags(flags), "env": {}, "before": before}
+    params: dict[str, Any] = {"flags": None if flags is None else checked_flags(flags), "env": {}, "before": before}
     key = service.node.facts.get("settings_key")
     for name, value in (env or {}).items():
         if not VARIABLE.match(name) or name.startswith("ROUNDHOUSE_"):
             raise BadInput(f"`{name[:80]}` is not a variable that a service can have", hint="Letters, digits and underscores; not ROUNDHOUSE_…")
         if value is None:
             params["env"][name] = None
+        elif not isinstance(value, str):
+            params["env"][name] = {"sealed": value["sealed"]}
         elif value == HIDDEN:
             params["env"][name] = {"keep": True}
         elif isinstance(key, str) and key:
@@ -237,7 +240,7 @@ def start_settings_set(*, service: Service, user: AbstractBaseUser | None, befor
     return start(type="settings-set", node=service.node, service=service, user=user, idempotency_key=idempotency_key, params=params)
 
 
-def _flags(flags: Sequence[str]) -> list[str]:
+def checked_flags(flags: Sequence[str]) -> list[str]:
     """The flags as an order may carry them. Raises BadInput for what is no text, and for a secret: flags are stored and shown."""
     for flag in flags:
         if not isinstance(flag, str) or not flag or NEVER_IN_TEXT.search(flag):

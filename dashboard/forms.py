@@ -209,7 +209,24 @@ class AbandonForm(forms.Form):
     name = forms.CharField(max_length=80, strip=True, error_messages={"required": "type the name"})
 
 
-class DiagnoseForm(forms.Form):
-    """A log to be read."""
+class DiagnoseForm(KeyedForm):
+    """A log to be read: pasted (`text`) or uploaded (`file`), perhaps of the service `about`; or that of the service `own`, by a job.
 
-    text = forms.CharField(max_length=DIAGNOSE_MAX, strip=False, widget=forms.Textarea)
+    Services are named node/name.
+    """
+
+    text = forms.CharField(required=False, max_length=DIAGNOSE_MAX, strip=False, error_messages={
+        "max_length": f"This is longer than {DIAGNOSE_MAX:,} characters. Choose the log as a file, or paste its end"})
+    file = forms.FileField(required=False, allow_empty_file=True, max_length=None)
+    about = forms.ChoiceField(required=False)
+    own = forms.ChoiceField(required=False, error_messages={"invalid_choice": "There is no such service any more"})
+
+    def __init__(self, data: Any = None, files: Any = None, *, services: Sequence[Service]) -> None:
+        super().__init__(data, files)
+        self.known = {f"{one.node.name}/{one.name}": one for one in services}
+        for name in ("about", "own"):
+            self.fields[name].choices = [(key, key) for key in self.known]  # type: ignore[attr-defined]
+
+    def service(self, field: str) -> Service | None:
+        """The service that a field names."""
+        return self.known.get(self.cleaned_data.get(field) or "")

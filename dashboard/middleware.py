@@ -23,7 +23,7 @@ from dashboard.views.errors import error_response, wants_json, what_is_away
 from ops.jobs.errors import BadInput, Busy, OpsError, Refused, Timeout
 from ops.jobs.streams import RedisAway
 
-TOO_BIG = "roundhouse.too_big"  # in an ASGI scope: `asgi.py` has thrown the body away
+TOO_BIG = "roundhouse.too_big"  # in an ASGI scope, the limit: `asgi.py` has thrown the body away
 STATUS_OF_ERROR: tuple[tuple[type[OpsError], int], ...] = ((BadInput, 400), (Refused, 403), (Busy, 409), (Timeout, 504), (RedisAway, 503))
 
 
@@ -100,6 +100,11 @@ class SecurityHeaders(_Middleware):
 _ACTS = re.compile(rb"\xd8\x9c|\xe2\x80[\x8e\x8f\xaa-\xae]|\xe2\x81[\xa6-\xa9]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
+def visible(text: str) -> str:
+    """A text as pages show it."""
+    return _ACTS.sub("\ufffd".encode(), text.encode(errors="replace")).decode()
+
+
 class VisibleText(_Middleware):
     """Pages show as a replacement character what would make a package's name, a path or a finding read otherwise than it is (S13)."""
 
@@ -165,8 +170,10 @@ def status_of(error: OpsError) -> int:
     return next((status for kind, status in STATUS_OF_ERROR if isinstance(error, kind)), 502)
 
 
-def _is_too_big(request: HttpRequest) -> bool:
-    return bool(getattr(request, "scope", {}).get(TOO_BIG))
+def _too_big(request: HttpRequest) -> int | None:
+    """The limit in bytes that the request's body was beyond; None where it was not."""
+    limit: int | None = getattr(request, "scope", {}).get(TOO_BIG)
+    return limit
 
 
 def _has_nul(request: HttpRequest) -> bool:
@@ -190,12 +197,11 @@ class ExpectedErrors(_Middleware):
         return await sync_to_async(self.after)(request, response) if response.status_code == 405 else response
 
     def _is_refused(self, request: HttpRequest) -> bool:
-        return _is_too_big(request) or _has_nul(request)
+        return _too_big(request) is not None or _has_nul(request)
 
     def before(self, request: HttpRequest) -> HttpResponseBase | None:
         """The answer to what no view needs to see."""
-        if _is_too_big(request):
-            limit = settings.MAX_BODY_BYTES
+        if (limit := _too_big(request)) is not None:
             return error_response(request, 413, BadInput(
                 "This is too big for the console", why=f"A request may hold {limit:,} bytes", hint="Send less: of a log, the end is the better part"))
         if _has_nul(request):

@@ -10,6 +10,7 @@
 | `ROUNDHOUSE_STREAMS_PER_USER` | live streams that one user may hold open in one web process | 6 |
 | `ROUNDHOUSE_STREAMS_PER_PROCESS` | live streams in one web process | 1000 |
 | `ROUNDHOUSE_MAX_BODY_BYTES` | largest request body | 1 MiB |
+| `ROUNDHOUSE_DIAGNOSE_MAX_BYTES` | largest log that a signed-in person may upload on the Diagnose page | 64 MiB |
 
 Importing this makes the state folder and its `secret_key` (both private to this user) and touches nothing else on disk.
 """
@@ -200,9 +201,10 @@ else:
     SILENCED_SYSTEM_CHECKS += ["security.W004", "security.W008", "security.W012", "security.W016"]
 
 MAX_BODY_BYTES = _number("ROUNDHOUSE_MAX_BODY_BYTES", 1 << 20)
+DIAGNOSE_MAX_BYTES = _number("ROUNDHOUSE_DIAGNOSE_MAX_BYTES", 64 << 20)
 DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
 FILE_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
-DATA_UPLOAD_MAX_NUMBER_FIELDS = 500
+DATA_UPLOAD_MAX_NUMBER_FIELDS = 900  # a service may have 500 variables, or 50 own smoke questions of a dozen fields
 DATA_UPLOAD_MAX_NUMBER_FILES = 4
 STREAMS_PER_USER = _number("ROUNDHOUSE_STREAMS_PER_USER", 6)
 STREAMS_PER_PROCESS = _number("ROUNDHOUSE_STREAMS_PER_PROCESS", 1000)

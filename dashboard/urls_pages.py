@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from dashboard.views import adoption, benchmarks, channels, environments, fleet, guards, jobs, pages, plans, services, shelf
+from dashboard.views import adoption, benchmarks, channels, diagnose, environments, fleet, guards, jobs, launch, pages, plans, services, shelf, smoke
 
 urlpatterns = [
     path("", fleet.fleet, name="fleet"),
@@ -19,6 +19,8 @@ urlpatterns = [
     path("services/<str:node>/<str:name>/environment/lock.txt", environments.environment_lock, name="environment_lock"),
     path("services/<str:node>/<str:name>/guards/", guards.guards_set, name="guards_set"),
     path("services/<str:node>/<str:name>/integrity/", environments.service_integrity, name="service_integrity"),
+    path("services/<str:node>/<str:name>/launch/", launch.launch_settings, name="launch_settings"),
+    path("services/<str:node>/<str:name>/smoke/", smoke.smoke_suite, name="smoke_suite"),
     path("services/<str:node>/<str:name>/shelf/", shelf.shelf, name="shelf"),
     path("services/<str:node>/<str:name>/shelf/<int:id>/", shelf.shelf_patch, name="shelf_patch"),
     path("services/<str:node>/<str:name>/shelf/<int:id>/download/", shelf.shelf_download, name="shelf_download"),
@@ -38,7 +40,7 @@ urlpatterns = [
     path("benchmarks/", benchmarks.benchmarks, name="benchmarks"),
     path("benchmarks/compare/", pages.compare, name="compare"),
     path("benchmarks/<uuid:id>/", benchmarks.benchmark_run, name="benchmark_run"),
-    path("diagnose/", pages.diagnose, name="diagnose"),
+    path("diagnose/", diagnose.diagnose, name="diagnose"),
     path("cleanup/", pages.cleanup, name="cleanup"),
     path("settings/", pages.settings, name="settings"),
     path("settings/channels/new/", channels.channel_new, name="channel_new"),

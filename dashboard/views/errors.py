@@ -11,6 +11,8 @@ import sys
 from http import HTTPStatus
 from typing import Any
 
+from django.conf import settings
+from django.core.exceptions import RequestDataTooBig
 from django.db import DatabaseError, OperationalError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template import TemplateDoesNotExist
@@ -18,7 +20,7 @@ from django.template.loader import select_template
 from django.utils.html import format_html
 from redis.exceptions import RedisError
 
-from ops.jobs.errors import OpsError
+from ops.jobs.errors import BadInput, OpsError
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,10 @@ def what_is_away(error: BaseException | None) -> OpsError | None:
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponseBase:
+    if isinstance(exception, RequestDataTooBig):
+        return error_response(request, 413, BadInput(
+            "This form holds too much text", why=f"At most {settings.MAX_BODY_BYTES:,} bytes are taken as text",
+            hint="Choose a long log as a file, or paste its end"))
     return error_response(request, 400, OpsError(
         "This request cannot be understood", why=type(exception).__name__, hint="Go back and try again", kind="bad_input"))
 

@@ -1,4 +1,4 @@
-"""Diagnose, and the pages that say what will be here and which command does it today."""
+"""The page of a node, and the pages that say what will be here and which command does it today."""
 
 from __future__ import annotations
 
@@ -6,31 +6,12 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
-from django.views.decorators.http import require_http_methods, require_safe
+from django.views.decorators.http import require_safe
 
 from dashboard import adoption_forms, environment_story
-from dashboard.diagnoses import diagnosis_card
-from dashboard.forms import DIAGNOSE_MAX, DiagnoseForm
 from dashboard.models import Job, Node, Service
 from dashboard.views import channels
 from dashboard.views.fleet import job_rows, node_card
-
-
-@require_http_methods(["GET", "HEAD", "POST"])
-def diagnose(request: HttpRequest) -> HttpResponse:
-    """Reads a pasted log: the decisive line, what it means, what to do. Nothing of it is kept."""
-    found: dict[str, Any] | None = None
-    text = ""
-    form = DiagnoseForm(request.POST) if request.method == "POST" else DiagnoseForm()
-    if request.method == "POST":
-        text = request.POST.get("text", "")[:DIAGNOSE_MAX]
-        if form.is_valid():
-            from ops.services.diagnosis import diagnose as read
-
-            found = diagnosis_card(read(form.cleaned_data["text"]).as_dict())
-    problem = " ".join(str(error) for error in form.errors.get("text", [])) if request.method == "POST" else ""
-    return render(request, "pages/diagnose.html", {"found": found, "text": text, "problem": problem, "limit": DIAGNOSE_MAX,
-                                                   "lines": text.count("\n") + 1 if text else 0}, status=400 if problem else 200)
 
 
 @require_safe

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from typing import Any
 
+from nacl.public import PrivateKey
+
+SEED = bytes(range(32))  # of the key pair with which the node of these tests opens what was sealed for it
+SETTINGS_KEY = base64.b64encode(bytes(PrivateKey(SEED).public_key)).decode()
+QUESTIONS: list[dict[str, Any]] = [
+    {"name": "finnish", "kind": "contains", "title": "Answers in Finnish", "prompt": "Vastaa suomeksi: mikä on Suomen pääkaupunki?",
+     "expect": "Helsinki"},
+    {"name": "order-json", "kind": "json", "title": "An order as JSON", "prompt": "Give the order as JSON with `item` and `count`.",
+     "schema": {"type": "object", "required": ["item", "count"]}, "max_tokens": 400, "system": "Answer with JSON alone."}]
 PHASES = ("start", "load", "compile", "kv_cache", "autotune", "capture", "listening", "healthy")
 HEAD = "(Worker_TP3 pid=20663) ERROR 03-02 04:11:28 [multiproc_executor.py:751]"
 UNIT = {"name": "vllm-kimi.service", "scope": "system", "state": "active", "sub": "running", "result": "success", "restarts": 0, "enabled": "enabled",
