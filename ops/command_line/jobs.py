@@ -23,7 +23,7 @@ from ops.records import Channel, ServiceRecord
 
 KEPT = {EventType.PLAN_MADE: "plan", EventType.INTEGRITY: "integrity", EventType.GUARDS: "guards", EventType.FINGERPRINT: "fingerprint",
         EventType.RECIPE: "recipe", EventType.REPORT: "report", EventType.DIAGNOSIS: "diagnosis", EventType.WARMUP_DONE: "warmup",
-        EventType.SWEEP_FINISHED: "sweep", EventType.PURGE_RESULT: "purge"}
+        EventType.SWEEP_FINISHED: "sweep", EventType.PURGE_RESULT: "purge", EventType.LEFTOVERS: "leftovers"}
 
 
 @dataclass
@@ -36,6 +36,7 @@ class Told:
     steps: list[dict[str, Any]] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
     shelf: list[dict[str, Any]] = field(default_factory=list)
+    smoke: list[dict[str, Any]] = field(default_factory=list)
     last: dict[str, Any] = field(default_factory=dict)
     _title: str = ""
 
@@ -62,7 +63,10 @@ class Told:
             self.findings.append(data)
             if data["level"] in ("stop", "warning"):
                 self._say(f"  {data['level']}: {data['title']}")
+        elif type == EventType.WARMUP_TROUBLE:
+            self._say(f"  {data['kind']}: {data['text']}")
         elif type == EventType.SMOKE_RESULT:
+            self.smoke.append(data)
             self._say(f"  {data['outcome']}: {data['title']}")
         elif type == EventType.SHELF_SAVED:
             self.shelf.append(data)
@@ -113,7 +117,7 @@ def execute(arguments: argparse.Namespace, type: str, record: ServiceRecord, par
     told.line.clear()
     result = {"job": envelope.job, "type": type, "service": record.name, "state": str(outcome.state), "reason": outcome.reason,
               "rollback": outcome.rollback, "steps": told.steps, "findings": told.findings, **({"shelf": told.shelf} if told.shelf else {}),
-              **told.last}
+              **({"smoke": told.smoke} if told.smoke else {}), **told.last}
     return result, _error(type, record, outcome)
 
 
@@ -151,7 +155,11 @@ def _in_place(record: ServiceRecord) -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace, type: str, record: ServiceRecord, params: dict[str, Any], snapshot: dict[str, Any] | None = None) -> int:
     """Runs a job and prints what it came to; gives the exit code."""
-    result, error = execute(arguments, type, record, params, snapshot)
+    return conclude(arguments, *execute(arguments, type, record, params, snapshot))
+
+
+def conclude(arguments: argparse.Namespace, result: dict[str, Any], error: OpsError | None) -> int:
+    """Prints what *execute* gave; gives the exit code."""
     if arguments.json:
         print_json({**result, **({"error": error.as_dict()} if error else {})})
     if error is not None:

@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
         return one
 
     _look(add)
+    _control(add)
     _change(add)
     _records(add, commands)
     _measure(add)
@@ -94,6 +95,34 @@ def _look(add: Add) -> None:
     service_option(shelf)
     shelf.add_argument("--show", nargs=2, metavar=("FOLDER", "PATH"), help="print the diff of one file")
     shelf.add_argument("--forget", nargs=2, metavar=("FOLDER", "PATH"), help="delete one file from the shelf, as a job")
+
+
+def _control(add: Add) -> None:
+    status = add("status", "control:status", "services of this node: state, since when, restarts, unit, last failure; exit 1 if one has failed")
+    service_option(status, required=False)
+    log = add("log", "control:log", "the log of a service's current (else its last) run, without secrets; with --json an object a line")
+    service_option(log)
+    log.add_argument("--follow", action="store_true", help="go on until the run has ended and nothing starts it again")
+    log.add_argument("--lines", type=int, metavar="N", help="of what is there already only the last N lines")
+    for name, text, smokes in (
+            ("start", "preflight, start, warm up, test; ends what it started if it fails", True),
+            ("stop", "ask it to end, use force after its own time limit, wait until its GPUs are free", False),
+            ("restart", "preflight, stop, GPUs free, start, warm up, test", True),
+            ("switch", "stop a service and start another one of this node in its place; brings the first one back if that fails", True),
+            ("warmup", "watch a start until the first answer, phase by phase; nothing is changed", False),
+            ("reset-failed", "forget the failed state of a unit, and a start limit that was hit", False),
+            ("leftovers", "what a stop or a crash left behind: processes, GPU memory, port, shared memory; exit 1 if something is in the way", False),
+            ("end-leftovers", "end processes that a stop or a crash left behind, if they are proven to be the service's", False)):
+        one = add(name, f"control:{name.replace('-', '_')}", text)
+        service_option(one)
+        one.add_argument("--verbose", action="store_true", help="show what the steps say")
+        if smokes:
+            one.add_argument("--no-smoke", action="store_true", help="leave the smoke tests out")
+        if name == "switch":
+            one.add_argument("--to", required=True, metavar="NAME", help="the service that is to run in its place")
+        elif name == "end-leftovers":
+            one.add_argument("--pid", type=int, action="append", metavar="PID", help="only this process (may be repeated; default: all of its own)")
+            one.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def _change(add: Add) -> None:
@@ -174,8 +203,8 @@ def _measure(add: Add) -> None:
     bench.add_argument("--seed", type=int, metavar="N", help="seed of the prompts (default: 1)")
     bench.add_argument("--gpus", type=int, metavar="N", help="how many GPUs the server holds, for numbers per GPU")
     bench.add_argument("--save", metavar="FOLDER", help="store every request and the result below this folder")
-    smoke = add("smoke", "measuring:smoke", "ask a server four questions: a fact, code, reasoning, a tool call")
-    server_options(smoke)
+    smoke = add("smoke", "measuring:smoke", "ask a server questions, or a service its own suite (as a job): facts, code, reasoning, tool calls")
+    server_options(smoke, or_service=True)
     smoke.add_argument("--only", action="append", metavar="NAME", help="only this test (may be repeated)")
     smoke.add_argument("--suite", metavar="FILE", help="a JSON list of tests to ask instead")
     diagnose = add("diagnose", "looking:diagnose", "the root cause of a crash, from a log file, or from a service's own log")

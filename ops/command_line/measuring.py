@@ -1,4 +1,4 @@
-"""`bench`, `smoke`: measure a server, and ask it four questions."""
+"""`bench`, `smoke`: measure a server, and ask it, or a service of this node, questions that show whether it is sane."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ops.command_line import targets
 from ops.command_line.output import (
     INTERRUPTED,
     StatusLine,
@@ -24,9 +25,15 @@ from ops.command_line.output import (
 from ops.jobs.errors import BadInput, OpsError
 from ops.jobs.pipeline import Reporter
 
+if TYPE_CHECKING:
+    from ops.services.smoke import SmokeTest
 
-def server_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", required=True, help="the server's address, such as http://127.0.0.1:8000")
+
+def server_options(parser: argparse.ArgumentParser, *, or_service: bool = False) -> None:
+    of = parser.add_mutually_exclusive_group(required=True)
+    of.add_argument("--url", help="the server's address, such as http://127.0.0.1:8000")
+    if or_service:
+        targets.service_option(of, required=False)
     parser.add_argument("--model", help="the served model's name (default: the only one)")
     parser.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the API key")
 
@@ -133,21 +140,11 @@ def smoke(arguments: argparse.Namespace) -> int:
     from ops.benchmark import endpoint
     from ops.services import smoke
 
+    if arguments.service:
+        return _smoke_of_service(arguments)
     with from_arguments():
         endpoint.normalise(arguments.url)
-    suite: Sequence[smoke.SmokeTest] = smoke.SUITE
-    if arguments.suite:
-        try:
-            raw = json.loads(read_end(arguments.suite).decode("utf-8", "replace"))
-        except (ValueError, RecursionError) as error:
-            raise BadInput(f"`{arguments.suite}` is not JSON", why=str(error)) from error
-        if not isinstance(raw, list) or not raw:
-            raise BadInput(f"`{arguments.suite}` must hold a JSON list of tests")
-        suite = [smoke.SmokeTest.from_dict(entry) for entry in raw]
-    if arguments.only:
-        if unknown := sorted(set(arguments.only) - {test.name for test in suite}):
-            raise WrongArguments(f"There is no smoke test `{unknown[0]}`", hint=f"Tests: {', '.join(test.name for test in suite)}")
-        suite = [test for test in suite if test.name in arguments.only]
+    suite = _suite(arguments, smoke.SUITE)
     line = StatusLine()
 
     def emit(type: str, data: dict[str, Any]) -> None:
@@ -170,3 +167,36 @@ def smoke(arguments: argparse.Namespace) -> int:
         return print_json({"results": [result.as_dict() for result in results]})
     print(f"{len(results)} of {len(results)} passed")
     return 0
+
+
+def _smoke_of_service(arguments: argparse.Namespace) -> int:
+    """As a job: with its own suite, its own model and key."""
+    from ops.command_line import jobs
+    from ops.services import smoke
+
+    if arguments.model or arguments.api_key_env:
+        raise WrongArguments("A service has its own model and key", hint="--model and --api-key-env belong to --url")
+    record = targets.service(arguments.service)
+    chosen = None
+    if arguments.suite or arguments.only:
+        chosen = [test.as_dict() for test in _suite(arguments, smoke.suite_of(record)[0])]
+    return jobs.run(arguments, "smoke", record, {}, None if chosen is None else {"suite": chosen})
+
+
+def _suite(arguments: argparse.Namespace, suite: Sequence[SmokeTest]) -> Sequence[SmokeTest]:
+    """What --suite and --only choose; `suite` is asked without them. Raises BadInput, WrongArguments."""
+    from ops.services import smoke
+
+    if arguments.suite:
+        try:
+            raw = json.loads(read_end(arguments.suite).decode("utf-8", "replace"))
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"`{arguments.suite}` is not JSON", why=str(error)) from error
+        if not isinstance(raw, list) or not raw:
+            raise BadInput(f"`{arguments.suite}` must hold a JSON list of tests")
+        suite = [smoke.SmokeTest.from_dict(entry) for entry in raw]
+    if arguments.only:
+        if unknown := sorted(set(arguments.only) - {test.name for test in suite}):
+            raise WrongArguments(f"There is no smoke test `{unknown[0]}`", hint=f"Tests: {', '.join(test.name for test in suite)}")
+        suite = [test for test in suite if test.name in arguments.only]
+    return suite

@@ -57,10 +57,15 @@ def read(arguments: argparse.Namespace) -> Target:
     return Target(release or Path(record.environment), record, release.name if release else None)
 
 
+def names() -> list[str]:
+    """The services of this node."""
+    folder = NodePaths.default().announced
+    return sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
+
+
 def service(name: str) -> ServiceRecord:
     """The whole record of a service of this node, from services.d. Raises BadInput if there is none of this name, or if it cannot be read."""
-    folder = NodePaths.default().announced
-    known = sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
+    known, folder = names(), NodePaths.default().announced
     path = folder / f"{name}.json"
     if "/" in name or not path.is_file():
         raise BadInput(f"This node has no service `{name[:80]}`", why=f"Looked in {folder}",

@@ -58,19 +58,26 @@ class Box:
         return found.name
 
 
-@pytest.fixture(scope="module")
-def practice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    """One box for the story below, whose tests follow one another."""
-    root = tmp_path_factory.mktemp("b")
+def make_box(root: Path) -> Box:
     paths = NodePaths(root / "n")
-    record = box.set_up(paths, root / "box", speed=100, port=free_port())
-    yield Box(paths, root / "box", record)
-    manager = ProcessManager(record)
-    manager.kill()
+    return Box(paths, root / "box", box.set_up(paths, root / "box", speed=100, port=free_port()))
+
+
+def end_of_box(record: ServiceRecord) -> None:
+    """No process of its service is left."""
+    ProcessManager(record).kill()
     file = record.folder / "process.json"
     if file.exists():
         mark = json.loads(file.read_text())["invocation"]
         until(lambda: not processes.marked_with(MARK, mark), 20, "the practice service's processes ended")
+
+
+@pytest.fixture(scope="module")
+def practice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    """One box for the story below, whose tests follow one another."""
+    made = make_box(tmp_path_factory.mktemp("b"))
+    yield made
+    end_of_box(made.record)
 
 
 def test_a_plan_says_what_would_change_and_changes_nothing(practice: Box) -> None:
