@@ -15,8 +15,7 @@ from ops.jobs.events import JobState
 
 ASKED = ("unit", "name", "environment", "in_place", "manager")
 # A finding's fix names the command line's options; the form has the same by other words
-WORDS = (("with --environment", "in the form"), ("with --name", "in the form"), ("Use --name ", "In the form, name it "),
-         ("with --manager process", "with the manager plain process"))
+WORDS = (("with --environment", "in the form"), ("with --name", "in the form"), ("Use --name ", "In the form, name it "))
 ORDER = {"stop": 0, "warning": 1, "note": 2, "ok": 3}
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from ops.gpus import processes
 from ops.jobs.errors import OpsError
 from ops.records import ServiceRecord
-from ops.services import health, launch, listeners, run_log, spawner
+from ops.services import answering, launch, run_log, spawner
 from ops.services.state import read_json, write_file
 from ops.services.status import ServiceState, ServiceStatus
 
@@ -29,7 +29,6 @@ MARK = "SERVICE_INVOCATION"
 STOP_LIMIT_S = 30.0
 LOGS_KEPT = 20
 _FIELDS = {"pid", "start_ticks", "boot_id", "invocation", "log", "release", "stopping"}
-_HEALTH_TIMEOUT_S = 2.0
 
 
 class ProcessManager:
@@ -39,7 +38,6 @@ class ProcessManager:
         self.record = record
         self._file = record.folder / "process.json"
         self._exit_file = record.folder / "exit.json"
-        self._healthy_file = record.folder / "healthy"
 
     # ---- looking ----
 
@@ -59,22 +57,7 @@ class ProcessManager:
         if not processes.is_alive(pid, ticks):
             return self._ended(known, common)
         common |= {"pid": pid, "start_ticks": ticks, "started_at": processes.started_at(ticks)}
-        answer = health.health(self.record.base_url, timeout_s=_HEALTH_TIMEOUT_S)
-        was_healthy = self._was_healthy(known)
-        if answer.ok and known["stopping"]:  # it may go on answering for a moment, or until its last stream ends
-            return ServiceStatus(state=ServiceState.UNKNOWN, detail="It is being stopped, and still answers", **common)
-        if answer.ok:
-            if not was_healthy and (other := listeners.foreign(health.port_of(self.record.base_url), self.pids())):
-                return ServiceStatus(state=ServiceState.STARTING, detail=f"Its port is answered by something else: {other}", **common)
-            if not was_healthy:
-                with contextlib.suppress(OSError):  # a full disk: it is noted at a later look
-                    write_file(self._healthy_file, known["invocation"])
-            return ServiceStatus(state=ServiceState.HEALTHY, detail="It answers", **common)
-        told = f"/health answers {answer.status}" if answer.status else answer.why
-        if was_healthy:
-            ending = "It is being stopped" if known["stopping"] else "It was healthy, but does not answer now"
-            return ServiceStatus(state=ServiceState.UNKNOWN, detail=f"{ending}: {told}", **common)
-        return ServiceStatus(state=ServiceState.STARTING, detail=f"It starts: {told}", **common)
+        return answering.status(self.record, invocation=known["invocation"], stopping=known["stopping"], pids=self.pids, facts=common)
 
     def _ended(self, known: dict[str, Any], common: dict[str, Any]) -> ServiceStatus:
         code, common = self._exit_code(known), {**common, "since": self._ended_at(known), "ended_at": self._ended_at(known)}
@@ -176,7 +159,7 @@ class ProcessManager:
         invocation = uuid.uuid4().hex
         previous = self._as_previous(known)
         self._exit_file.unlink(missing_ok=True)
-        self._healthy_file.unlink(missing_ok=True)
+        answering.healthy_file(self.record).unlink(missing_ok=True)
         what = {
             "pid": None, "start_ticks": None, "boot_id": processes.boot_id(), "invocation": invocation, "log": str(log), "release": release,
             "at": time.time(), "stopping": False, "previous": previous,
@@ -238,12 +221,6 @@ class ProcessManager:
             with contextlib.suppress(OSError):  # a full disk must not keep a service running: its end looks like a crash then
                 self._write(known)
         return known
-
-    def _was_healthy(self, known: dict[str, Any]) -> bool:
-        try:
-            return self._healthy_file.read_text() == known["invocation"]
-        except FileNotFoundError:
-            return False
 
     def _exit(self, known: dict[str, Any]) -> dict[str, Any] | None:
         ended = read_json(self._exit_file)
