@@ -117,7 +117,7 @@ _WRAPPER = Quick(
     r"|Ninja build failed|RPC call to \S+ timed out|process \d+ terminated with|ProcessExitedException|LifespanFailure"
     r"|remote process exited or there was a network error|failed to recv, got 0 bytes|(?:recvValue|(?:send|recv)Bytes|recvVector) failed"
     r"|ncclRemoteError|Connection (?:closed|reset) by (?:remote )?peer|Background loop|An exception occurred in a subprocess"
-    r"|raylet died|ActorDiedError|RayActorError"
+    r"|raylet died|ActorDiedError|RayActorError|is already dead, terminating|Engine process \(pid \d+\) died"
 )
 # The run ended badly, or is about to.
 _DEATH = Quick(
@@ -128,6 +128,7 @@ _DEATH = Quick(
     r"|Control process exited, code=(?:exited, status=[1-9]|killed)"
     r"|^(?:[\w./-]+(?: [\w-]+){0,2}: )?error: (?:unrecognized arguments|argument |the following arguments|ambiguous option)"
     r"|\[exit code [1-9]|start operation timed out|terminate called after throwing|Segmentation fault"
+    r"|terminating server process|Engine process \(pid \d+\) died"
 )
 # Of all generic sentences the most telling.
 _GONE = Quick(r"died unexpectedly|exited unexpectedly|died, exit code: -?(?!15\b)\d+|terminated with signal SIG(?!TERM)")
@@ -150,6 +151,7 @@ _SYSTEMD = Quick(
 _GENERIC: list[tuple[int, str, re.Pattern[str]]] = [
     (57, "kernel", re.compile(
         r"NVRM: Xid|Out of memory: Killed process|oom-kill:|segfault at|general protection fault|killed by the OOM killer|^Killed$"
+        r"|: line \d+: +\d+ Killed\b"
     )),
     (56, "compiler", re.compile(
         r"(?:^|\s)(?:nvcc|ptxas|ld|cc1plus)?\s?fatal\s*:|:\d+: (?:fatal )?error: |: fatal error: "
@@ -159,7 +161,8 @@ _GENERIC: list[tuple[int, str, re.Pattern[str]]] = [
     )),
     (55, "compiler", re.compile(r"collect2: error")),
     (54, "native", re.compile(
-        r"^Failed: Cuda error|NCCL WARN .*(?:[Ee]rror|[Ff]ail|[Dd]uplicate)|Segmentation fault|[Bb]us error|Segfault encountered"
+        r"^Failed: Cuda error|NCCL WARN .*(?:[Ee]rror|[Ff]ail|[Dd]uplicate|no socket interface|not supported)|Segmentation fault|[Bb]us error"
+        r"|Segfault encountered"
         r"|Assertion `.*' failed|Fatal Python error|^LLVM ERROR|^Illegal instruction"
     )),
     (33, "compiler", re.compile(r": (?:command )?not found$")),
@@ -181,7 +184,13 @@ _OTHERS = re.compile(
     r"(?:sshd|sudo|su|cron|CRON|dockerd|containerd|kubelet|NetworkManager|snapd|rsyslogd|dbus-daemon|chronyd|ntpd|dhclient|login|polkitd|multipathd"
     r"|systemd-\S+|nginx|postgres|redis-server|prometheus|node_exporter|grafana|audit\w*|kernel-\S+|apt\S*|unattended-\S*)\Z"
 )
-_ENGINE_FILE = re.compile(r"multiproc|core|worker|gpu_|model_runner|ray_|executor|dump_input")  # of vLLM: it runs in no API server
+_ENGINE_FILE = re.compile(r"multiproc|core|worker|gpu_|model_runner|ray_|executor|dump_input|engine\.py")  # of vLLM: it runs in no API server
+_STARVED = 3  # connections that a serving server could not take in for want of files: from then on that is a fault, though it lives
+# The outermost frame of a program that ends of this traceback: a request's own begins elsewhere.
+_MAIN_FRAME = re.compile(
+    r'  File "(?:\S*/bin/(?:vllm|python[\d.]*)|<frozen runpy>|\S*/runpy\.py|\S*/api_server\.py)", line \d+, in (?:<module>|_run_module_as_main)'
+)
+_ASKED_TO_END = re.compile(r"(?:\w+\.)*(?:KeyboardInterrupt|SystemExit|CancelledError)\b")
 _FALLBACK = re.compile(r"(?i)fall(?:ing)? ?back|will be ignored|ignoring|skipping|is disabled|will be disabled|optional|retrying")
 _QUOTES = "Worker failed with error"  # and a part of the worker's own message
 _UNIT = re.compile(r"(?:Started|Starting|Stopping|Stopped|Reloading) (\S+\.(?:service|scope|socket|timer|slice|mount|target))\b")
@@ -190,6 +199,7 @@ _NO_SERVICE = re.compile(r"Stopping (?:Session|User|Daily|Regular|Cleanup)\b")
 _EXCEPTION = re.compile(r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (?P<message>.*))?\Z")
 _VALUE_ERROR = re.compile(r"^  (?:Value error|Assertion failed|Input should|Field required|Extra inputs)")
 _INDENTED = re.compile(r"\s+(?:what\(\):  |And because .*unsatisfiable)")  # deep in the line, and evidence all the same
+_MUTE = frozenset({"TimeoutError", "queue.Empty", "_queue.Empty", "concurrent.futures._base.TimeoutError", "asyncio.exceptions.TimeoutError"})
 _DIRECT = "The above exception was the direct cause of the following exception"
 
 # A line without one of these holds no evidence. Tried first: a log of a million lines has few that pass.
@@ -198,7 +208,7 @@ _QUICK = Quick(
     r"|NCCL|nccl|No available|signal|\[exit code|not found|undefined|cannot open|Xid|segfault|terminate called|what\(\)|Assertion|PTX"
     r"|kernel image|imed out|too old|No such file|not supported|No valid|is not installed|gated|deserializ|Incomplete|above exception|ptxas"
     r"|oom|memory|non-default args|mismatch|detected platform|File \"|Loading|Captur|Tuning|utotun|Dynamo|ache|took|takes|unsatisfiable|Resolution"
-    r"|matching dist|different Python|bad interpreter|cannot find|Unable to locate|Bus err|incompat|Watchdog|Segfault"
+    r"|already dead|terminating server|Too many open|matching dist|different Python|bad interpreter|cannot find|Unable to locate|Bus err|incompat|Watchdog|Segfault"
 )
 
 # A server that was found while it served: its log begins somewhere in its life.
@@ -213,6 +223,7 @@ _DEATH_WORDS = (
     b"[exit code ", b"operation timed out", b"terminate called", b"egmentation fault", b"egfault ", b"core dumped", b"NVRM: ", b"oom-kill",
     b"Killed", b"killed by the", b"Timed out waiting", b"attempting to bind",
     b"died, exit code", b"error: unrecognized", b"error: argument ", b"error: the following", b"error: ambiguous",
+    b"terminating server process", b"Engine process (pid", b"Too many open files", b'bin/vllm", line ', b"_run_module_as_main",
 )
 _OTHER_WORDS = (
     b"signal=SIGTERM", b"shutdown triggered", b"Shutting down", b"systemd", b"startup complete", b"detected platform", b"  version ",
@@ -223,6 +234,7 @@ _NUMBERS = (b'"MESSAGE":[', b'"MESSAGE" : [')
 _WAKES = Quick(
     _DEATH.pattern.replace("^", r"(?:^|[|:\s])").replace("$", r"\s*$")
     + r"|NVRM: |oom-kill|Killed process|killed by the OOM killer|segfault at|Timed out waiting for engine"
+    + r'|Too many open files|bin/vllm", line |_run_module_as_main'
 )
 _NEWS = Quick(
     f"{_BANNER.pattern}|{_SERVING.pattern}|signal=SIGTERM|shutdown triggered|Shutting down|detected platform|non-default args"
@@ -277,6 +289,7 @@ class _Traceback:
     began: int
     chained: bool  # it follows "direct cause": what it ends in is derived
     pending: tuple[int, str] | None = None  # a ValidationError whose own sentence follows on the next line
+    main: bool = False  # of a program as a whole, not of one request
 
 
 @dataclass
@@ -304,6 +317,7 @@ class _Run:
     wakings: int = 0
     starts: int = 0
     troubles: int = 0
+    starved: int = 0  # lines that tell, while it served, that it had too many files open
     met: set[str] = field(default_factory=set)  # patterns of `needs` that a line matched
     parser: Parser = field(default_factory=Parser)
 
@@ -445,6 +459,8 @@ class _Reader:
             self._needed(message)
             if message.startswith('  File "') and (key := (line.process, line.pid or line.ident_pid)) not in self.blocks:
                 self.blocks[key] = _Traceback(line.number, False)  # its beginning was cut off
+            elif self.run.serving is not None and _MAIN_FRAME.match(message) is not None and self.blocks[key].began == line.number - 1:
+                self.blocks[key].main = True
             if _INDENTED.match(message) is None:
                 return
         if line.level == "INFO" and (line.source in _ECHO or message.startswith("Received request ")):
@@ -483,6 +499,10 @@ class _Reader:
             if not run.deaths:
                 run.read_until = min(run.read_until, run.lines + _DEATH_LINES)
             run.deaths.append(self._hit(5, line, message, None, {}, "death"))
+        if run.serving is not None and "Too many open files" in message:
+            run.starved += 1
+            if run.starved == _STARVED:
+                run.deaths.append(self._hit(5, line, message, None, {}, "death"))
         if line.ident == "systemd" and not _SYSTEMD.search(message):
             return
         matched = self._rules(line)
@@ -647,13 +667,15 @@ class _Reader:
             block.pending = (line.number, message)
             return
         del self.blocks[key]
+        if block.main and not _ASKED_TO_END.match(message):  # a start that came no further than this, or the end of the server itself
+            self.run.deaths.append(self._hit(5, line, message, None, {}, "death"))
         if not matched:
             self._exception(line, line.number, message, block)
 
     def _exception(self, line: LogLine, number: int, text: str, block: _Traceback) -> None:
         wrapper = bool(_WRAPPER.search(text))
         # A derived exception is less telling than what it was raised from; a wrapper only counts if there is nothing else.
-        weight = 4 if wrapper else 27 if ":" not in text else 28 if block.chained else 34
+        weight = 4 if wrapper else 3 if text in _MUTE else 27 if ":" not in text else 28 if block.chained else 34
         if text.startswith("AttributeError: '_OpNamespace'"):
             weight = 15  # an operator is missing because an import failed before
         hit = self._hit(weight, line, text, None, {}, "wrapper" if wrapper else "exception")
@@ -881,7 +903,15 @@ _GENERIC_WORDS = {
 
 def _stalled(run: _Run, lines: int) -> Diagnosis:
     first = run.stall[0]
-    if run.nccl and run.parser.current.phase in {"start", "autotune"}:
+    if run.parser.current.phase == "autotune":
+        return Diagnosis(
+            fault=True, line=first, text=run.stall_text, kind="autotune-stalled", state="stalled", lines=lines, rule="stall", preflight=False,
+            family="comms" if run.nccl else "runtime", action="settings", action_hint="--no-enable-flashinfer-autotune, or another --moe-backend",
+            diagnosis=f"The autotuner of FlashInfer does not come to an end: {len(run.stall)} such messages in a row, with no profile in between.",
+            fix="Start without autotuning (--no-enable-flashinfer-autotune) or with another --moe-backend; on several GPUs without NVLink also try "
+                "NCCL_P2P_DISABLE=1 together with --disable-custom-all-reduce",
+        )
+    if run.nccl and run.parser.current.phase == "start":
         return Diagnosis(
             fault=True, line=first, text=run.stall_text, kind="nccl-p2p-hang", state="stalled", lines=lines, rule="stall", preflight=True,
             family="comms", action="settings", action_hint="NCCL_P2P_DISABLE=1 and --disable-custom-all-reduce",
