@@ -75,7 +75,8 @@ class ProcessManager:
         main, ticks = known["pid"], known["start_ticks"]
         if main is not None and main in table and table[main].start_ticks == ticks:
             mine.add(main)
-        mine |= {pid for pid, process in table.items() if self._lost_mark_in_session(process, known)}
+        if main not in table or table[main].start_ticks == ticks:  # else its pid came back, and leads a session of its own
+            mine |= {pid for pid, process in table.items() if self._lost_mark_in_session(process, known)}
         grown = True
         while grown:  # children that threw the mark away (an empty environment), as long as their parents live
             children = {pid for pid, process in table.items() if process.parent in mine} - mine

@@ -31,7 +31,8 @@ def start(context: Context, record: ServiceRecord) -> str:
     if status.state in {ServiceState.FAILED, ServiceState.STOPPED} and not _has_log(manager):
         raise OpsError(f"Service `{record.name}` ended at once and wrote nothing", why=status.detail,
                        hint=f"Look at `{status.log_where or status.log_path}`")
-    return f"pid {status.pid}, {status.release or 'its release is not known'}{note}"
+    pid = f"pid {status.pid}" if status.pid is not None else "it has ended already"
+    return f"{pid}, {status.release or 'its release is not known'}{note}"
 
 
 def _what_runs(record: ServiceRecord, manager: Manager) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -35,6 +36,20 @@ def state(manager: ProcessManager, wanted: str) -> None:
 def test_a_service_that_was_never_started_is_stopped(make_record: Make) -> None:
     status = ProcessManager(make_record()).status()
     assert (status.state, status.pid, status.exit_code) == ("stopped", None, None)
+
+
+def test_a_pid_that_came_back_brings_its_session_along_and_that_is_not_the_services(make_record: Make) -> None:
+    manager = started(make_record({"exit": 1}))
+    state(manager, "failed")
+    file = manager.record.folder / "process.json"
+    with subprocess.Popen(["/bin/sleep", "120"], env={}, start_new_session=True) as stranger:  # its environment is as empty as that of a worker
+        try:
+            ticks = processes.start_ticks(stranger.pid)
+            assert ticks is not None
+            file.write_text(json.dumps({**json.loads(file.read_text()), "pid": stranger.pid, "start_ticks": ticks - 100}))
+            assert manager.pids() == set() and manager.status().state == "failed"
+        finally:
+            stranger.kill()
 
 
 def test_it_starts_then_is_healthy(make_record: Make) -> None:
