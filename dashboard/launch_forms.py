@@ -174,6 +174,7 @@ class LaunchForm(KeyedForm):
         try:
             if self.record is not None:
                 launch_settings.changed(self.record, None, {row.name: typed or (_PLACEHOLDER if row.sealed else "")})
+            sealed.seal(self.key_of_node, typed)
         except BadInput as error:
             row.problem = _words(error)
         if row.secret and typed:

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, cast
 
 from django.core.files.uploadedfile import UploadedFile
 
+from dashboard.templatetags.roundhouse import size as size_words
 from ops.jobs.errors import BadInput
 from ops.services import diagnosis, log_files
 
@@ -28,7 +29,7 @@ _LAYOUTS = (
     ("kubectl with names of pods", re.compile(r"\[(?:pod/)?[\w.-]+/[\w./-]+\] ")),
     ("docker compose", re.compile(r"[A-Za-z0-9][\w.-]*\s+\| ")),
     ("a journal", re.compile(r"(?:[A-Z][a-z]{2} [ \d]\d [\d:.]+|\d{4}-\d\d-\d\dT[\d:.,]+(?:Z|[+-]\d\d:?\d\d)?) [\w.-]+ [\w.@:/-]+(?:\[\d+\])?: ")),
-    ("Ray", re.compile(r"\((?:\w+ )*(?:pid|ip)=")),
+    ("Ray", re.compile(r"\((?:Ray\w*|raylet|[\w.]+ pid=\d+, ip=)")),
     ("vLLM's own lines", re.compile(r"(?:\(\S+ pid=\d+\) )?(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[")),
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m|\r$")
@@ -62,7 +63,7 @@ class _Unpacked:
             return b""
         self._seen += len(data)
         if self._seen > UNPACKED_BYTES:
-            raise BadInput(f"Unpacked this file is larger than {UNPACKED_BYTES >> 20} MB", hint=ON_THE_NODE)
+            raise BadInput(f"Unpacked this file is larger than {size_words(UNPACKED_BYTES)}", hint=ON_THE_NODE)
         return data
 
 
@@ -79,7 +80,7 @@ def read_upload(upload: UploadedFile, *, limit: int) -> Read:
     if not size:
         raise BadInput("This file is empty", hint="Choose the log, or paste it")
     if size > limit:
-        raise BadInput(f"This file is larger than {limit >> 20} MB", hint=ON_THE_NODE)
+        raise BadInput(f"This file is larger than {size_words(limit)}", hint=ON_THE_NODE)
     file = cast(BinaryIO, upload.file)
     file.seek(0)
     head = file.read(log_files.HEAD_BYTES)

@@ -57,6 +57,8 @@ def addresses(world: str, seeded: dict[str, Any]) -> dict[str, str]:
     if world == "services":
         service = "/services/practice/kimi-k25/"
         found = {"fleet": "/", "services": "/services/", "service": service, "service-plain": "/services/practice/glm-5/"}
+        found |= {"launch": f"{service}launch/", "launch-plain": "/services/practice/glm-5/launch/", "suite": f"{service}smoke/",
+                  "diagnose": "/diagnose/"}
         found |= {f"confirm-{action}": f"{service}run/{action}/" for action in ("start", "stop", "switch", "reset-failed")}
         found |= {f"job-{kind}-{number}": f"/jobs/{number}/" for number, kind, *_ in seeded["jobs"] if kind != "redeploy"}
         left = max(number for number, kind, *_ in seeded["jobs"] if kind == "leftovers")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.walks.browser_console import chromium
 from tests.walks.practice_stack import PracticeStack, practice_stack, wait_until
@@ -35,6 +35,29 @@ def confirmed(page: Page, button: str, *, then: str) -> None:
     page.get_by_role("group", name="Control kimi-k25").get_by_role("link", name=button).click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("button", name=then).click()
+
+
+def sets_without_scripts(browser: Browser, page: Page, service: str) -> None:
+    """Launch settings and the smoke suite, changed by forms alone. (A page without scripts does not go on by itself: it is opened again.)"""
+    plain = browser.new_context(java_script_enabled=False, storage_state=page.context.storage_state()).new_page()
+
+    def ends_well() -> None:
+        plain.wait_for_url(re.compile(r"/jobs/\d+/"))
+        wait_until(lambda: plain.reload() and plain.locator(".page-head .state", has_text=re.compile("succeeded", re.I)).count(), 60, "the job ends")
+
+    plain.goto(f"{service}launch/")
+    plain.get_by_label("Name of a new variable").first.fill("WALK_TOKEN")
+    plain.get_by_label("Its value").first.fill("canary-of-the-walk")
+    plain.get_by_role("button", name="Preview the difference").click()
+    expect(plain.get_by_role("row", name="WALK_TOKEN")).to_contain_text("secret")
+    assert "canary-of-the-walk" not in plain.content()
+    plain.get_by_role("button", name="Save these settings").click()
+    ends_well()
+    plain.goto(f"{service}smoke/")
+    plain.get_by_role("checkbox", name="Code generation").uncheck()
+    plain.get_by_role("button", name="Save the suite").click()
+    ends_well()
+    plain.context.close()
 
 
 def test_a_person_stops_starts_and_is_told_why_it_crashed(stack: PracticeStack) -> None:
@@ -71,6 +94,9 @@ def test_a_person_stops_starts_and_is_told_why_it_crashed(stack: PracticeStack) 
         expect(page.get_by_text("What is the capital of").first).to_be_attached(timeout=SLOW)
         shows("healthy")
         expect(page.locator("#warmups .main-svg").first).to_be_visible()
+        sets_without_scripts(browser, page, service)
+        page.goto(service)
+        expect(page.locator("#launch")).to_contain_text("Changed since its process started", timeout=SLOW)
 
         os.kill(json.loads(next(stack.state.rglob("services/kimi-k25/process.json")).read_text())["pid"], signal.SIGKILL)
         shows("failed")

@@ -834,6 +834,6 @@ def hostile() -> Story:
     story.control_jobs()
     Service.objects.filter(pk=story.the_service.pk).update(
         state="failed", failures=ran.failures(), warmups=ran.warmups(), launch=ran.LAUNCH, unit={**ran.UNIT, "problem": "The unit is masked"},
-        record={**story.the_service.record, "manager": "systemd", "unit": "vllm-kimi.service"})
+        record={**story.the_service.record, "manager": "systemd", "unit": "vllm-kimi.service", "smoke_tests": ran.QUESTIONS})
     spoil()
     return story

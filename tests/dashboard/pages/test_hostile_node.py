@@ -15,7 +15,7 @@ from tests.dashboard.pages import factory
 pytestmark = pytest.mark.django_db
 SERVICE = "/services/practice/kimi-k25/"
 OF_A_SERVICE = ("", "environment/", "environment/lock.txt", "integrity/", "shelf/", "plan/", "run/rollback/", "run/guards-apply/", "run/recipe/",
-                "run/restart/", "run/remove-release/", "run/start/", "run/stop/", "run/reset-failed/", "run/leftovers/")
+                "launch/", "smoke/", "run/restart/", "run/remove-release/", "run/start/", "run/stop/", "run/reset-failed/", "run/leftovers/")
 
 
 @pytest.fixture
