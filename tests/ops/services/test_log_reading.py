@@ -187,7 +187,11 @@ def test_no_rule_is_refused_wrongly() -> None:
 
 @pytest.mark.parametrize(("expression", "words"), [
     (r"abc\d+defg", ("defg",)), (r"(?:one|three) (?P<x>\S+)", ("one", "three")), (r"(?i)abc", ()), (r"a|bcd", ()),
-    (r"(?:abc)?x", ()), (r"(?:abcd)+", ("abcd",))])
+    (r"(?:abc)?x", ()), (r"(?:abcd)+", ("abcd",)), (r"abcds?e", ("abcd",)), (r"abc{2}de", ()), (r"abc{,2}", ()), (r"abc{x}\.d", ("abc{x}.d",)),
+    (r"(?:abcd){0,2}ef|xyz", ()), (r"(?:abcd){1,2}?", ("abcd",)), (r"ab(?:c|)d", ()), (r"abc(?!defg)h", ("abch",)), (r"^abc\bdef$", ("abcdef",)),
+    (r"ab[.][\]]c[^x]", ("ab.]c",)), (r"[]abc]xyz", ("xyz",)), (r"(?i:abcd)efg", ("efg",)), (r"(?#note)ab(?P<n>c)", ("abc",)),
+    (r"(?P<q>x)(?P=q)abcd", ("abcd",)), (r"(abcd)\1", ()), (r"\x41bcd", ()), (r"(x)?(?(1)abcd|efgh)", ()), (r"(?x) ab cd", ()),
+    (r"\nabc\tdefg", ("defg",)), (r"ab(?:cdx(?:ef|gh)|ijk)", ("cdx", "ijk"))])
 def test_a_match_holds_one_of_its_words(expression: str, words: tuple[str, ...]) -> None:
     assert required_words(re.compile(expression)) == words
     assert Quick(expression).search("nothing here") is None
