@@ -98,7 +98,7 @@ def trouble(service: Service, last: Sequence[dict[str, Any]]) -> dict[str, Any] 
         return None
     status, here = told(service.status), now(service)
     why = [text(status.get("detail"))]
-    newest = last[0] if last and service.state == "failed" else None
+    newest = _explained(service, last)
     code = status.get("exit_code")
     if service.state == "failed" and code == 0:
         why.append("vLLM exits with code 0 when its engine dies, so the code says nothing.")
@@ -138,7 +138,15 @@ def failures(service: Service) -> list[dict[str, Any]]:
 
 def newest_failure(service: Service) -> dict[str, Any] | None:
     """Of a service that failed, why, as far as its node has found out; None for others."""
-    return next(iter(failures(service)), None) if service.state == "failed" else None
+    return _explained(service, failures(service))
+
+
+def _explained(service: Service, last: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    if service.state != "failed" or not last:
+        return None
+    if last[0]["card"] or not now(service)["loops"]:
+        return last[0]
+    return next((one for one in last if one["card"]), last[0])  # ends come faster than logs can be read; one of the loop was
 
 
 # ---- the unit ----

@@ -17,7 +17,6 @@ import contextlib
 import json
 import logging
 import os
-import queue
 import subprocess
 import sys
 import threading
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("roundhouse.failures")
 
 KEPT = 20
-WAITING_MAX = 50  # ends whose log was not read yet, of all services
+WAITING_MAX = 5  # ends of a service whose log was not read yet; a unit in a quick restart loop ends faster than logs can be read
 UNCLEAR_S = 3.0  # how a process ended is written down just after its end: so long "not known" is not taken for an answer
 SETTLE_S = 1.0  # workers of a dying server go on writing for a moment, and its manager says how it ended
 LIMIT_S = 600.0  # for reading one log
@@ -76,7 +75,9 @@ class Watch:
         self._unsaved: dict[str, list[dict[str, Any]]] = {}
         self._try_at: dict[str, float] = {}  # monotonic
         self._unclear: dict[str, tuple[str, float]] = {}  # invocation, and since when (monotonic)
-        self._queue: queue.Queue[tuple[ServiceRecord, dict[str, Any]] | None] = queue.Queue()
+        self._waiting: list[tuple[ServiceRecord, dict[str, Any]]] = []  # oldest first
+        self._reading = False
+        self._wake = threading.Condition()
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -89,7 +90,8 @@ class Watch:
 
     def stop(self) -> None:
         self._stop.set()
-        self._queue.put(None)
+        with self._wake:
+            self._wake.notify_all()
         with self._lock:
             if self._process is not None:
                 self._process.kill()
@@ -142,7 +144,8 @@ class Watch:
 
     def idle(self) -> bool:
         """Whether every log that was to be read has been read."""
-        return self._queue.unfinished_tasks == 0
+        with self._wake:
+            return not self._waiting and not self._reading
 
     # ---- noticing ----
 
@@ -194,18 +197,19 @@ class Watch:
         with self._lock:
             waiting = self._unsaved.get(record.name, [])
             if failure is not None:
-                waiting = [*[one for one in waiting if not _same(one, failure)], failure][-KEPT:]
+                there = any(_same(one, failure) for one in waiting)
+                waiting = [failure if _same(one, failure) else one for one in waiting] if there else [*waiting, failure][-KEPT:]
 
             def edit(known: dict[str, Any]) -> None:
                 if waiting:
                     told = kept(known)
                     for one in waiting:
-                        there = next((index for index, other in enumerate(told) if _same(other, one)), None)
-                        if there is None:
+                        at = next((index for index, other in enumerate(told) if _same(other, one)), None)
+                        if at is None:
                             told.append(one)
                         else:
-                            told[there] = one
-                    known["failures"] = told[-KEPT:]
+                            told[at] = one
+                    known["failures"] = _newest(told)
                 if run is not None:
                     known["last_run"] = {"boot_id": processes.boot_id(), "invocation": run.invocation, "restarts": run.restarts,
                                          "release": run.release, "began_at": run.began_at, "where": run.where, "state": run.state,
@@ -224,21 +228,33 @@ class Watch:
     # ---- diagnosing ----
 
     def _submit(self, record: ServiceRecord, failure: dict[str, Any]) -> None:
-        if self._queue.qsize() >= WAITING_MAX:
-            self._store(record, {**failure, "problem": "Its log was not read: too many ends came at once"})
-        else:
-            self._queue.put((record, failure))
+        with self._wake:
+            self._waiting.append((record, failure))
+            late = [item for item in self._waiting if item[0].name == record.name][:-WAITING_MAX]
+            self._waiting = [item for item in self._waiting if not any(item is other for other in late)]
+            self._wake.notify_all()
+        for _, one in late:
+            self._store(record, {**one, "problem": "Its log was not read: ends came faster than logs can be read"})
+
+    def _next(self) -> tuple[ServiceRecord, dict[str, Any]] | None:
+        """The newest end whose log was not read yet: that is what a page shows. Waits for one; None once it is to stop."""
+        with self._wake:
+            self._reading = False
+            while not self._waiting and not self._stop.is_set():
+                self._wake.wait()
+            if self._stop.is_set():
+                return None
+            self._reading = True
+            return self._waiting.pop()
 
     def _work(self) -> None:
-        while (item := self._queue.get()) is not None and not self._stop.is_set():
+        while (item := self._next()) is not None:
             record, failure = item
             try:
                 if not self._stop.wait(self._settle_s):
                     self._store(record, {**failure, **self._read(record, failure)})
             except Exception:  # a thread would end in silence
                 log.exception("the end of service `%s` cannot be diagnosed", record.name)
-            finally:
-                self._queue.task_done()
 
     def _read(self, record: ServiceRecord, failure: dict[str, Any]) -> dict[str, Any]:
         """`diagnosis` or `problem`, and what the log tells of the end itself (`exit_code`, `ended_at`)."""
@@ -286,7 +302,12 @@ def kept(known: dict[str, Any]) -> list[dict[str, Any]]:
 
 def merged(known: list[dict[str, Any]], unsaved: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those of `state.json`, and what could not be written there."""
-    return [*[one for one in known if not any(_same(one, other) for other in unsaved)], *unsaved][-KEPT:]
+    return _newest([*[one for one in known if not any(_same(one, other) for other in unsaved)], *unsaved])
+
+
+def _newest(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By when they were noticed: a log that took long to be read is not that of the newest end."""
+    return sorted(told, key=lambda one: at if isinstance(at := one.get("at"), int | float) else 0.0)[-KEPT:]
 
 
 def key(told: Any) -> str:

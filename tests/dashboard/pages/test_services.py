@@ -72,6 +72,12 @@ def test_a_restart_loop_says_so_with_the_cause_the_fix_and_the_one_button(visito
     assert "python -m ops adopt --unit vllm-kimi.service --apply --install" in seen and "systemctl daemon-reload" in seen
 
 
+def test_while_the_log_of_a_loops_last_end_is_read_the_cause_of_the_one_before_stays(visitor: Client, looping: factory.Story) -> None:
+    known = Service.objects.get(name="kimi-k25").failures
+    change(failures=[*known, {**known[-1], "at": known[-1]["at"] + 1, "invocation": "f" * 32, "diagnosis": None, "problem": ""}])
+    assert "kimi-k25 crashes again and again: 7 restarts Another process holds memory of GPU 3" in text(visitor.get(SERVICE))
+
+
 def test_while_a_job_starts_it_the_page_leads_there(visitor: Client) -> None:
     story = factory.services()
     response = visitor.get(SERVICE)

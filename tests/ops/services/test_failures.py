@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -156,6 +157,7 @@ def test_the_last_20_are_kept_and_a_full_disk_loses_none(make_record: Make, watc
     statuses = [ServiceStatus(state="failed", invocation=f"{number:032x}", exit_code=1, detail="d", restarts=0) for number in range(30)]
     for status in statuses[:25]:
         watch.look(record, status, Unit())
+        wait_for(watch.idle)
     kept = all_read(watch, record)
     assert [one["invocation"] for one in kept] == [status.invocation for status in statuses[5:25]]
     assert {one["problem"] for one in kept} == {"not read"}
@@ -281,3 +283,30 @@ def test_a_state_that_cannot_be_read_stops_no_look(make_record: Make, watch: Wat
     assert [one["invocation"] for one in watch.unsaved(record.name)] == [f"{1:032x}"]
     with pytest.raises(OpsError):
         state.read(record)
+
+
+def test_of_ends_that_come_faster_than_logs_are_read_the_newest_is_read(make_record: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, read = make_record(), list[str]()
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(watch: Watch, record: ServiceRecord, failure: dict[str, Any]) -> dict[str, Any]:
+        read.append(failure["invocation"])
+        began.set()
+        go_on.wait(30)
+        return {"diagnosis": {"fault": False}}
+
+    monkeypatch.setattr(Watch, "_read", slow)
+    watch = Watch(settle_s=0).start()
+    ends = [failures._failure(invocation=f"run-{number}", release=None, exit_code=1, ended_at=float(number), restarts=number, where="",
+                              detail="It ended") for number in range(9)]
+    watch._note(record, ends[0])
+    began.wait(30)
+    for one in ends[1:]:
+        watch._note(record, one)
+    assert not watch.idle()
+    go_on.set()
+    kept = all_read(watch, record)
+    watch.stop()
+    assert read == ["run-0", "run-8", "run-7", "run-6", "run-5", "run-4"]
+    assert [one["invocation"] for one in kept if "faster than logs can be read" in one["problem"]] == ["run-1", "run-2", "run-3"]
+    assert [bool(one["diagnosis"]) for one in kept] == [True, False, False, False, True, True, True, True, True]
