@@ -19,7 +19,8 @@ from ops.jobs.errors import BadInput
 STATES = {
     "serving": "The server was answering where this log ends.",
     "starting": "The server was still starting where this log ends, and nothing had failed.",
-    "stopped": "The server was stopped because somebody asked for it.", "empty": "It holds no line that a vLLM server writes.",
+    "stopped": "The server was stopped because somebody asked for it.",
+    "empty": "These lines tell of no start and of no end of a vLLM: the failing part is not among them, or they are of another program.",
 }
 
 

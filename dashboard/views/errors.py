@@ -62,7 +62,7 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponseBase:
     if isinstance(exception, RequestDataTooBig):
         return error_response(request, 413, BadInput(
             "This form holds too much text", why=f"At most {settings.MAX_BODY_BYTES:,} bytes are taken as text",
-            hint="Choose a long log as a file, or paste its end"))
+            hint="Send less of it; a long log can be chosen as a file"))
     return error_response(request, 400, OpsError(
         "This request cannot be understood", why=type(exception).__name__, hint="Go back and try again", kind="bad_input"))
 

@@ -94,8 +94,10 @@ def take_all(camera: Camera, link: str) -> None:
     camera.take("job-report")
     camera.go(f"{base}/diagnose/")
     page.fill("#text", CRASH)
-    page.click("text=Find the decisive line")
+    page.select_option("#about", index=1)
+    page.click("button >> text=Find the decisive line")
     camera.take("diagnose")
+    take_settings(camera, service)
 
     camera.go(base)
     page.click("text=Reset practice box…")
@@ -143,6 +145,40 @@ def take_all(camera: Camera, link: str) -> None:
     camera.take("job-failed")
     camera.go(base)
     camera.take("fleet-needs-you")
+
+
+def take_settings(camera: Camera, service: str) -> None:
+    """Launch settings changed in their form, and the smoke suite with what was last answered."""
+    page = camera.page
+    camera.go(f"{service}launch/")
+    page.fill("#flags", page.input_value("#flags").replace("131072", "65536") + "\n--enable-prefix-caching")
+    page.fill("[name=new-name] >> nth=0", "NCCL_DEBUG")
+    page.fill("[name=new-value] >> nth=0", "WARN")
+    page.fill("[name=new-name] >> nth=1", "HF_TOKEN")
+    page.fill("[name=new-value] >> nth=1", "a token of nobody")
+    camera.take("launch")
+    page.click("button >> text=Preview the difference >> nth=-1")
+    page.wait_for_selector("text=Nothing is saved yet")
+    camera.take("launch-difference")
+    page.click("text=Save these settings")
+    page.wait_for_url(re.compile("/jobs/"))
+    camera.until(ENDED)
+    camera.go(page.url)
+    camera.take("job-settings")
+    camera.go(f"{service}smoke/")
+    page.click("text=Ask them now")
+    page.wait_for_url(re.compile("/jobs/"))
+    camera.until(ENDED)
+    camera.go(f"{service}smoke/")
+    page.click(".asked summary >> nth=1")
+    if not page.locator("#question-1[open]").count():
+        page.click("#question-1 > summary")
+    page.fill("#q1-name", "polite")
+    page.fill("#q1-prompt", "Ask for the salt, in one sentence.")
+    page.select_option("#q1-kind", "matches")
+    page.fill("#q1-expect", "(?i)please|could you")
+    page.evaluate("scrollTo(0, 0)")
+    camera.take("smoke-suite")
 
 
 def take_edits(camera: Camera, service: str) -> None:

@@ -217,3 +217,20 @@ def test_lists_are_filtered_without_javascript(console: BrowserConsole, browser:
     assert "state=failed" in page.url
     assert page.locator("#list tbody tr").count()
     context.close()
+
+
+def test_a_log_is_chosen_as_a_file_and_one_too_large_is_told_before_it_is_sent(console: BrowserConsole, browser: Browser, tmp_path: Path) -> None:
+    console.seed("empty")
+    large, log = tmp_path / "large.log", tmp_path / "vllm.log"
+    with large.open("wb") as file:
+        file.truncate(70 << 20)
+    log.write_text("vllm: error: unrecognized arguments: --max-modle-len\n" * 40_000)  # more than other requests may hold
+    with visit(browser, console) as (page, said):
+        page.goto(f"{console.address}/diagnose/")
+        page.set_input_files("#file", large)
+        wait(page, "document.getElementById('file-large').textContent.startsWith('This file has 73 MB')")
+        page.set_input_files("#file", log)
+        wait(page, "!document.getElementById('file-large').textContent")
+        page.get_by_role("button", name="Find the decisive line").click()
+        page.locator(".card-fail h2").wait_for()
+        assert "40,000 lines" in page.inner_text("main") and not said

@@ -82,9 +82,14 @@ def test_nothing_pasted_is_told_and_a_healthy_log_calmly(visitor: Client) -> Non
     assert "No fault was found in 2 lines The server was answering where this log ends." in seen and "Read: 2 lines" in seen
 
 
+def test_what_no_server_wrote_is_not_said_to_be_starting(visitor: Client) -> None:
+    seen = text(visitor.post(PAGE, {"text": "Dear diary,\nall is well.\n"}))
+    assert "No fault was found in 2 lines These lines tell of no start" in seen and "; layout:" not in seen
+
+
 def test_more_text_than_a_form_may_hold_is_refused_in_words(visitor: Client) -> None:
     answer = visitor.post(PAGE, {"text": "ä" * 600_000})
-    assert answer.status_code == 413 and "Choose a long log as a file" in answer.content.decode()
+    assert answer.status_code == 413 and "a long log can be chosen as a file" in answer.content.decode()
 
 
 def test_with_its_service_the_job_that_helps_is_offered(visitor: Client, story: factory.Story) -> None:

@@ -1,0 +1,11 @@
+// A file that is too large is told at once, before it is sent: input[type=file][data-limit] (bytes), with its message in the element that follows.
+document.addEventListener("change", (event) => {
+  const input = event.target;
+  if (!input.matches?.("input[type=file][data-limit]")) return;
+  const file = input.files[0], limit = Number(input.dataset.limit);
+  const told = document.getElementById(input.dataset.problem);
+  const tooLarge = file && file.size > limit;
+  told.textContent = tooLarge ? `This file has ${(file.size / 1e6).toFixed(0)} MB, and at most ${(limit / 1e6).toFixed(0)} are taken. ${told.dataset.instead}` : "";
+  input.removeAttribute("aria-invalid");
+  if (tooLarge) { input.setAttribute("aria-invalid", "true"); input.value = ""; }
+});
