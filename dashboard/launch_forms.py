@@ -111,7 +111,7 @@ class LaunchForm(KeyedForm):
                 if name.strip() or typed or given:
                     rows.append(Row(name.strip(), False, is_secret(name.strip(), typed), _as_sent(typed), sealed=self._sealed(given)))
         for number, row in enumerate(rows, start=1):
-            row.number = number
+            row.number, row.secret = number, row.secret or bool(row.sealed)  # once sealed, for its value's sake, it stays so
         return rows
 
     def _sealed(self, given: str) -> str:

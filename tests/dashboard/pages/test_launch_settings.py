@@ -88,6 +88,17 @@ def test_variables_are_set_kept_and_removed_and_no_page_holds_a_secret(visitor: 
     assert CANARY not in str(list(Job.objects.values())) + str(list(AuditEntry.objects.values()))
 
 
+def test_a_value_that_looks_secret_is_sealed_whatever_its_name_and_can_be_typed_anew(visitor: Client, service: Service, redis_url: str) -> None:
+    page = typed(visitor, value__CUDA_HOME=f"https://anna:{CANARY}@host/", new={"PROXY": f"https://anna:{CANARY}@host/"})
+    again = visitor.post(PAGE, {**form_with(page, "flags"), "step": "edit"})
+    fields = form_with(again, "flags")
+    assert CANARY not in page.content.decode() + again.content.decode() and fields["value:CUDA_HOME"] == [""] and fields["sealed:CUDA_HOME"]
+    page = typed(visitor, page=again, **{"new-value": ["https://host/", "", ""]})
+    visitor.post(PAGE, {**form_with(page, "flags"), "step": "save"})
+    env = Job.objects.get().params["env"]
+    assert (opened(env["CUDA_HOME"]), opened(env["PROXY"])) == (f"https://anna:{CANARY}@host/", "https://host/")
+
+
 @pytest.mark.parametrize(("changed", "said"), [
     ({"flags": "--x $HOME"}, "Line 1"), ({"flags": "--api-key sk-canary-7f1-not-in-any-page"}, "holds a secret"),
     ({"flags": "--model other"}, "The model is not set by a flag"), ({"flags": "--port 99999"}, "is no port"),
