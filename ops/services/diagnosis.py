@@ -145,8 +145,9 @@ _ALIVE_WORK = Quick(
 # What systemd says about a unit and counts as a cause; its other lines only tell that something ended.
 _SYSTEMD = Quick(
     r"killed by the OOM killer|Failed at step|Failed to load environment|Unable to locate executable|operation timed out|status=2\d\d/"
-    r"|code=(?:killed|dumped)"
+    r"|code=(?:killed|dumped)|Watchdog timeout"
 )
+_NO_START = Quick(r"Failed to load environment|Failed to run 'start' task|Unable to locate executable|Failed at step")
 # Weights lie below the rules that name a cause, and above the exceptions that only follow from it.
 _GENERIC: list[tuple[int, str, re.Pattern[str]]] = [
     (57, "kernel", re.compile(
@@ -169,7 +170,7 @@ _GENERIC: list[tuple[int, str, re.Pattern[str]]] = [
     (31, "native", re.compile(r"Watchdog caught")),
     (54, "arguments", re.compile(r"^(?:[\w./-]+(?: [\w-]+){0,2}: )?error: ")),
     (53, "install", re.compile(r"requirements are unsatisfiable|ResolutionImpossible|No matching distribution found")),
-    (52, "systemd", re.compile(r"Failed at step|Failed to load environment|Unable to locate executable")),
+    (52, "systemd", re.compile(r"Failed at step|Failed to load environment|Unable to locate executable|Watchdog timeout \(limit")),
     (36, "import", re.compile(r"^Failed to import from vllm\.\S+ with ImportError")),
     (33, "native", re.compile(r"^ *what\(\):  ")),
     (32, "bind", re.compile(r"error while attempting to bind on address")),
@@ -196,9 +197,9 @@ _QUOTES = "Worker failed with error"  # and a part of the worker's own message
 _UNIT = re.compile(r"(?:Started|Starting|Stopping|Stopped|Reloading) (\S+\.(?:service|scope|socket|timer|slice|mount|target))\b")
 _OF_UNIT = re.compile(r"(\S+\.(?:service|scope|socket|timer|slice|mount|target)): ")
 _NO_SERVICE = re.compile(r"Stopping (?:Session|User|Daily|Regular|Cleanup)\b")
-_EXCEPTION = re.compile(r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (?P<message>.*))?\Z")
+_EXCEPTION = re.compile(r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::(?: (?P<message>.*))?)?\Z")
 _VALUE_ERROR = re.compile(r"^  (?:Value error|Assertion failed|Input should|Field required|Extra inputs)")
-_INDENTED = re.compile(r"\s+(?:what\(\):  |And because .*unsatisfiable)")  # deep in the line, and evidence all the same
+_INDENTED = re.compile(r"\s+(?:what\(\):  |.*unsatisfiable)")  # deep in the line, and evidence all the same
 _MUTE = frozenset({"TimeoutError", "queue.Empty", "_queue.Empty", "concurrent.futures._base.TimeoutError", "asyncio.exceptions.TimeoutError"})
 _DIRECT = "The above exception was the direct cause of the following exception"
 
@@ -208,7 +209,8 @@ _QUICK = Quick(
     r"|NCCL|nccl|No available|signal|\[exit code|not found|undefined|cannot open|Xid|segfault|terminate called|what\(\)|Assertion|PTX"
     r"|kernel image|imed out|too old|No such file|not supported|No valid|is not installed|gated|deserializ|Incomplete|above exception|ptxas"
     r"|oom|memory|non-default args|mismatch|detected platform|File \"|Loading|Captur|Tuning|utotun|Dynamo|ache|took|takes|unsatisfiable|Resolution"
-    r"|already dead|terminating server|Too many open|matching dist|different Python|bad interpreter|cannot find|Unable to locate|Bus err|incompat|Watchdog|Segfault"
+    r"|already dead|terminating server|Too many open|matching dist|different Python|bad interpreter|cannot find|Unable to locate|Bus err|incompat"
+    r"|Watchdog|Segfault"
 )
 
 # A server that was found while it served: its log begins somewhere in its life.
@@ -223,14 +225,14 @@ _DEATH_WORDS = (
     b"[exit code ", b"operation timed out", b"terminate called", b"egmentation fault", b"egfault ", b"core dumped", b"NVRM: ", b"oom-kill",
     b"Killed", b"killed by the", b"Timed out waiting", b"attempting to bind",
     b"died, exit code", b"error: unrecognized", b"error: argument ", b"error: the following", b"error: ambiguous",
-    b"terminating server process", b"Engine process (pid", b"Too many open files", b'bin/vllm", line ', b"_run_module_as_main",
+    b"terminating server process", b"Engine process (pid", b"Too many open files", b"bin/vllm", b"_run_module_as_main",
 )
 _OTHER_WORDS = (
     b"signal=SIGTERM", b"shutdown triggered", b"Shutting down", b"systemd", b"startup complete", b"detected platform", b"  version ",
     b"server version ", b", serving model",    b"non-default args",
 )
 # Journal entries as JSON: a message with control characters is a list of numbers there, in which no word can be found.
-_NUMBERS = (b'"MESSAGE":[', b'"MESSAGE" : [')
+_NUMBERS = (b'"MESSAGE":[', b'"MESSAGE": [', b'"MESSAGE" : [')
 _WAKES = Quick(
     _DEATH.pattern.replace("^", r"(?:^|[|:\s])").replace("$", r"\s*$")
     + r"|NVRM: |oom-kill|Killed process|killed by the OOM killer|segfault at|Timed out waiting for engine"
@@ -263,6 +265,18 @@ def _places(word: bytes, data: bytes) -> Iterator[int]:
         at = data.find(word, at + 1)
 
 
+def _record(raw: str) -> str:
+    """What a JSON record says (a message with control characters is a list of numbers there: no word could be found in it), also where the record
+    is vLLM's own and a journal, compose or kubernetes put a head before it. Other lines as they are."""
+    if raw.startswith("{"):
+        raw = unwrapped(raw)
+    if raw.endswith(("}", "}\r")) and '"message"' in raw and (at := raw.find('{"')) > 0 and "\n" not in raw:
+        head, rest = raw[:at], raw[at:]
+        if (said := unwrapped(rest)) is not rest:
+            return "\n".join(head + line for line in said.split("\n"))
+    return raw
+
+
 @dataclass(slots=True)
 class _Hit:
     """A line that may be the answer."""
@@ -288,8 +302,9 @@ class _Traceback:
 
     began: int
     chained: bool  # it follows "direct cause": what it ends in is derived
-    pending: tuple[int, str] | None = None  # a ValidationError whose own sentence follows on the next line
+    pending: tuple[int, str] | None = None  # an exception whose own sentence follows on the next line
     main: bool = False  # of a program as a whole, not of one request
+    imports: int = 0  # its frames in modules: more than one of a program that came no further than its imports
 
 
 @dataclass
@@ -388,8 +403,7 @@ class _Reader:
     def _one(self, line: bytes) -> None:
         """One line, whose number `self.number` is."""
         run, raw = self.run, line.decode(errors="replace")
-        if raw.startswith("{"):
-            raw = unwrapped(raw)  # a message with control characters is a list of numbers there: no word could be found in it
+        raw = _record(raw)
         if run.lines >= run.read_until:
             if run.wakings < _WAKINGS and _WAKES.search(raw) is not None:
                 run.wakings += 1
@@ -418,8 +432,7 @@ class _Reader:
         for number, line in before[-count:]:
             if begins is not None and number > begins:
                 begins, self.begins = None, begins
-            raw = line[: 8 * LINE_LIMIT].decode(errors="replace")
-            self._take(number, unwrapped(raw) if raw.startswith("{") else raw)
+            self._take(number, _record(line[: 8 * LINE_LIMIT].decode(errors="replace")))
         self.begins = self.begins or begins
 
     def _forget_kept(self) -> None:
@@ -430,6 +443,13 @@ class _Reader:
         self.before, self.run = self.run, _Run(number, idents=set(self.run.idents), unit=self.run.unit)
         self.runs += 1
         self._forget_kept()
+
+    def _new_run_of(self, began: int) -> None:
+        """A run began some lines ago, and nothing said so: what was found since then is its own."""
+        hits = self.run.hits
+        self._new_run(began)
+        self.run.hits = [hit for hit in hits if hit.line >= began]
+        hits[:] = [hit for hit in hits if hit.line < began]
 
     def _take(self, number: int, raw: str) -> None:
         if "\n" in raw:  # a message of several lines, which its wrapping made one
@@ -459,8 +479,8 @@ class _Reader:
             self._needed(message)
             if message.startswith('  File "') and (key := (line.process, line.pid or line.ident_pid)) not in self.blocks:
                 self.blocks[key] = _Traceback(line.number, False)  # its beginning was cut off
-            elif self.run.serving is not None and _MAIN_FRAME.match(message) is not None and self.blocks[key].began == line.number - 1:
-                self.blocks[key].main = True
+            elif self.run.serving is not None or self.run.stop is not None:
+                self._frame(self.blocks.get((line.process, line.pid or line.ident_pid)), line)
             if _INDENTED.match(message) is None:
                 return
         if line.level == "INFO" and (line.source in _ECHO or message.startswith("Received request ")):
@@ -517,6 +537,15 @@ class _Reader:
                 if _GONE.search(message):
                     self._keep(self._hit(6, line, message, None, {}, "wrapper"))
 
+    def _frame(self, block: _Traceback | None, line: LogLine) -> None:
+        """A line of a traceback that stands after a server served or stopped: is it that of a program which ends of it?"""
+        if block is None:
+            return
+        if not block.main and block.began == line.number - 1 and _MAIN_FRAME.match(line.message) is not None:
+            block.main = True
+            self.run.read_until = max(self.run.read_until, self.run.lines + _LATER_LINES)
+        block.imports += block.main and line.message.endswith(", in <module>")
+
     # ---- runs ----
 
     def _starts(self, line: LogLine) -> None:
@@ -527,6 +556,9 @@ class _Reader:
                 self.begins = self.begins or line.number
                 if (found := _UNIT.match(message)) is not None and ("llm" in found[1] or "llm" not in self.starting):
                     self.starting = found[1]
+            elif _NO_START.search(message) and run.pids and (run.stop is not None or run.serving is not None):
+                self._new_run(self.begins or line.number)  # a start that came to no program, which could have said that it begins
+                self.begins = None
             return
         if self.begins is not None and line.ident != "kernel":
             # Of a whole machine's journal, other units start too: only a new process that speaks for the service begins a run.
@@ -534,17 +566,21 @@ class _Reader:
             if line.ident_pid not in run.pids and run.lines > 1 and (run.pids or run.deaths or run.hits):
                 self._new_run(began)
                 run = self.run
+            if line.ident and self.starting and self.starting == run.unit and not _OTHERS.match(line.ident):
+                run.idents.add(line.ident)  # what the unit runs before the server itself
             run.unit, self.starting = self.starting or run.unit, ""
         pid = line.pid if line.rank == 1 else None
         over = bool(run.deaths) or run.serving is not None or run.stop is not None
+        banner = _BANNER.search(message) is not None
         if pid is not None and pid not in run.pids:
-            if run.pids and over and (_BANNER.search(message) or "Automatically detected platform" in message or "non-default args" in message):
+            if run.pids and over and (banner or "Automatically detected platform" in message or "non-default args" in message):
                 self._new_run(line.number)
             self.run.pids.add(pid)
-        elif pid is None and _BANNER.search(message):
-            if run.banner and over:
-                self._new_run(line.number)
-            self.run.banner = True
+        elif run.banner and over and (banner or (pid is not None and "Automatically detected platform" in message)):
+            self._new_run(line.number)  # in a container each start has the same process numbers
+            if pid is not None:
+                self.run.pids.add(pid)
+        self.run.banner = self.run.banner or banner
         if line.ident_pid is not None and line.ident != "kernel":
             self.run.pids.add(line.ident_pid)
             self.run.all_pids.add(line.ident_pid)
@@ -651,7 +687,7 @@ class _Reader:
         if block.pending is not None:
             del self.blocks[key]
             number, text = block.pending
-            if _VALUE_ERROR.match(message):
+            if _VALUE_ERROR.match(message) or (text.endswith(":") and message.strip()):
                 number, text = line.number, message
             if not matched:
                 self._exception(line, number, text, block)
@@ -663,11 +699,14 @@ class _Reader:
             if line.number - block.began > 400:
                 del self.blocks[key]  # not a traceback after all
             return
-        if "validation error" in message:
+        if "validation error" in message or (message.endswith(":") and not found["message"]):
             block.pending = (line.number, message)
             return
         del self.blocks[key]
-        if block.main and not _ASKED_TO_END.match(message):  # a start that came no further than this, or the end of the server itself
+        if block.main and not _ASKED_TO_END.match(message) and (self.run.stop is None or block.imports > 1):
+            # A start that came no further than this, or the end of the server itself.
+            if self.run.stop is not None:
+                self._new_run_of(block.began)
             self.run.deaths.append(self._hit(5, line, message, None, {}, "death"))
         if not matched:
             self._exception(line, line.number, message, block)

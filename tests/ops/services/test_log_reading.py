@@ -73,7 +73,7 @@ def test_a_json_logger_with_the_traceback_in_one_field() -> None:
     lambda log: log.encode("utf-16"), lambda log: log.encode("utf-16-le"), lambda log: log.encode("utf-16-be"),
     lambda log: b"\xef\xbb\xbf" + log.encode(), lambda log: gzip.compress(log.encode()),
     lambda log: gzip.compress(log.encode("utf-16")), lambda log: log.replace("\n", "\r\n").encode(),
-    lambda log: gzip.compress(log.encode() * 2 + b"x" * 100_000)[:-20], lambda log: b"\0" * 5_000_000 + log.encode(),
+    lambda log: gzip.compress(log.encode() + b"x" * 100_000)[:-20], lambda log: b"\0" * 5_000_000 + log.encode(),
     lambda log: log.replace(" INFO ", " \xe9\xff INFO ").encode("latin-1", "replace"), lambda log: log.replace("g", "g\0").encode(),
 ], ids=["utf-16", "utf-16-le", "utf-16-be", "bom", "gzip", "gzip-utf-16", "crlf", "gzip-cut", "nul-hole", "latin-1", "nul-between"])
 def test_the_answer_does_not_depend_on_the_encoding(encoded: Any, tmp_path: Path) -> None:
