@@ -109,11 +109,13 @@ def _check(name: str, head: bytes) -> None:
 
 
 def _of_service(name: str) -> tuple[Diagnosis, KernelLog]:
+    from ops.agent.config import NodePaths
     from ops.command_line import targets
     from ops.services import diagnosis, kernel_log
     from ops.services.manager import manager_for
     from ops.services.status import ServiceState
 
+    targets.own_node(NodePaths.default())  # what a look at the service notes must be the agent's to read
     manager = manager_for(targets.service(name))
     status = manager.status()
     now = time.time()

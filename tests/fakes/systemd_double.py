@@ -238,15 +238,15 @@ def _keep(unit: Unit) -> None:
             return
         starts.append(time.monotonic())
         invocation = uuid.uuid4().hex
-        main = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-                                env={"PATH": os.environ["PATH"], "INVOCATION_ID": invocation, "SYSTEMD_DOUBLE": str(unit.root)})
-        with unit.state() as run:
+        asked, forced = threading.Event(), False
+        signal.signal(signal.SIGTERM, lambda *_, flag=asked: flag.set())
+        with unit.state() as run:  # started within it: a stop that comes now waits, and finds what it has to stop
+            main = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+                                    env={"PATH": os.environ["PATH"], "INVOCATION_ID": invocation, "SYSTEMD_DOUBLE": str(unit.root)})
             run |= {**NO_RUN, "ActiveState": "active", "SubState": "running", "MainPID": main.pid, "ExecMainPID": main.pid, "NRestarts": restarts,
                     "InvocationID": invocation, "ExecMainStartTimestampMonotonic": _monotonic(), "ActiveEnterTimestampMonotonic": _monotonic(),
                     "StateChangeTimestamp": _stamp(), "keeper": os.getpid()}
         _say(unit, invocation, f"Started {unit.name}.", id="39f53479d3a045ac8e11786248231fbf")
-        asked, forced = threading.Event(), False
-        signal.signal(signal.SIGTERM, lambda *_, flag=asked: flag.set())
         reader = threading.Thread(target=_copy, args=(unit, invocation, main, Path(command[0]).name), daemon=True)
         reader.start()
         while main.poll() is None and not asked.is_set():
@@ -275,16 +275,19 @@ def _keep(unit: Unit) -> None:
                  EXIT_CODE=word, EXIT_STATUS=str(number))
         _say(unit, invocation, f"{unit.name}: Deactivated successfully." if result == "success" else f"{unit.name}: Failed with result '{result}'.")
         policy = unit.settings.get("Restart", "no")
-        again = not asked.is_set() and (policy == "always" or (policy == "on-failure" and not clean))
-        now = {"MainPID": 0, "ExecMainCode": 1 if code >= 0 else 2, "ExecMainStatus": abs(code), "Result": result, "ExecMainExitTimestamp": _stamp(),
-               "ExecMainExitTimestampMonotonic": ended or _monotonic(), "StateChangeTimestamp": _stamp()}
         with unit.state() as run:
-            run |= now if asked.is_set() else {**now, "ActiveExitTimestampMonotonic": _monotonic()}
+            # systemd does one thing after another: where a stop was first, the end came after it, even if the process was about to end by itself.
+            stopped = run["ActiveState"] == "deactivating"
+            again = not stopped and (policy == "always" or (policy == "on-failure" and not clean))
+            now = {"MainPID": 0, "ExecMainCode": 1 if code >= 0 else 2, "ExecMainStatus": abs(code), "Result": result,
+                   "ExecMainExitTimestamp": _stamp(), "ExecMainExitTimestampMonotonic": ended if ended and not stopped else _monotonic(),
+                   "StateChangeTimestamp": _stamp()}
+            run |= now if stopped else {**now, "ActiveExitTimestampMonotonic": _monotonic()}
             state = "failed" if result != "success" else "inactive"
             run |= {"ActiveState": "activating", "SubState": "auto-restart"} if again else {
                 "ActiveState": state, "SubState": state if state == "failed" else "dead", "keeper": 0}
         if not again:
-            if asked.is_set():
+            if stopped:
                 _say(unit, invocation, f"Stopped {unit.name}.", id="9d1aaa27d60140bd96365438aad20286")
             return
         time.sleep(unit.seconds("RestartSec", 0.1))

@@ -28,6 +28,7 @@ def watch() -> Iterator[Watch]:
     made.stop()
 
 
+@pytest.mark.slow  # a real systemd does it in the fast run (test_systemd.py)
 def test_each_run_of_a_restart_loop_is_told_with_its_own_lines_and_a_stop_is_not(box: SystemdBox, watch: Watch) -> None:
     count = box.folder / "count"
     box.write("rh-loops", f'echo x >> {count}; echo "Traceback (most recent call last):"; n=$(wc -l < {count}); '

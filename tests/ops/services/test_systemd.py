@@ -130,7 +130,7 @@ def test_a_server_that_ignores_sigterm_is_killed_after_the_units_own_time(box: S
     assert ended.state == "stopped" and "SIGKILL" in ended.detail and ended.exit_code == -9 and manager.pids() == set()
 
 
-@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("asked", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_kill_ends_every_process_and_nothing_brings_it_back(box: SystemdBox, asked: bool) -> None:
     name = box.write("rh-kill", "sleep 1000 & (setsid sleep 1000 &) ; trap : TERM; while :; do sleep 0.1; done", "Restart=always", "RestartSec=0.1")
     manager = box.manager(name)

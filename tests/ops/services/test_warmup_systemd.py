@@ -91,6 +91,7 @@ def test_a_unit_that_is_not_started_again_crashes_at_once(box: SystemdBox, job: 
     assert caught.value.facts["tries"] == 1 and "exit code 1" in caught.value.why and job.of("warmup.trouble") == []
 
 
+@pytest.mark.slow  # a real systemd does it in the fast run (test_systemd.py)
 def test_a_unit_that_ends_with_code_0_while_it_starts_has_crashed(box: SystemdBox, job: Job) -> None:
     record = started(box, "rh-zero", {"log": [[0.1, "hello\n"]], "exit": 0}, settings=("Restart=on-failure",))
     with pytest.raises(warmup.ServiceCrashed, match="with exit code 0"):
