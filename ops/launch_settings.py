@@ -28,6 +28,7 @@ from ops.jobs.events import EventType
 from ops.jobs.pipeline import Context
 from ops.records import NEVER_IN_TEXT, ServiceRecord
 from ops.services import launch, vllm_arguments
+from ops.services.manager import manager_for
 from ops.services.process import MARK
 from ops.services.state import write_file
 
@@ -80,6 +81,7 @@ def set_settings(context: Context) -> str:
     context.emit(EventType.SETTINGS_CHANGED, {"flags": change.flags, "env": change.env, "files": files, "applies": APPLIES})
     for note in change.notes:
         context.finding("settings", "note", note)
+    _still_set(context, change)
     _hold_against_release(context, change.record)
     parts = []
     if own.flags != change.record.flags:
@@ -240,6 +242,25 @@ def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[di
         found.append({"name": name, "change": "removed" if name not in after else "changed" if name in before else "set", "secret": secret,
                       "before": "" if secret else was.get(name, ""), "after": "" if secret else now.get(name, "")})
     return found
+
+
+def _still_set(context: Context, change: Change) -> None:
+    """Variables that were removed here, and that each start gets all the same: from the unit itself, which is not written to."""
+    removed = [one["name"] for one in change.env if one["change"] == "removed"]
+    if not removed:
+        return
+    try:
+        left = manager_for(change.record).variables()
+    except OpsError as error:
+        context.finding("settings", "note", "Whether the unit sets what was removed here is not known", why=error.what)
+        return
+    where = f"the unit `{change.record.unit}`" if change.record.manager == "systemd" else "what starts it"
+    for name in removed:
+        if name in left:
+            context.finding("settings", "warning", f"`{name}` was removed here, but {where} still sets it",
+                            why="What stood there at the adoption was only copied; each start gets it from there",
+                            fix="Set another value here, which goes over it, or let an admin take it out of the unit (`systemctl edit`)"
+                            if change.record.manager == "systemd" else "Set another value here, which goes over it")
 
 
 def _hold_against_release(context: Context, record: ServiceRecord) -> None:

@@ -17,6 +17,7 @@ from ops.jobs.pipeline import Context
 from ops.jobs.redact import HIDDEN
 from ops.records import ServiceRecord
 from ops.services import launch
+from ops.services.systemd import SystemdManager
 from tests.ops.services.test_preflight import built
 from tests.ops.services.test_preflight_looks import HELP
 
@@ -171,6 +172,16 @@ def test_a_flag_that_the_release_in_use_is_known_not_to_take_is_told_at_once(nod
     node.run(flags=["--port", "8000", "--max-modellen", "1"])
     [told] = [data for type, data in node.events if type == "finding" and data["level"] != "ok"]
     assert (told["level"], told["subject"]) == ("warning", "settings") and "`--max-model-len`" in told["fix"]
+
+
+def test_a_variable_that_is_removed_here_while_the_unit_still_sets_it_is_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = {**json.loads(node.file.read_text()), "manager": "systemd", "unit": "vllm.service"}
+    node.file.write_text(json.dumps(raw))
+    monkeypatch.setattr(SystemdManager, "variables", lambda self: {"PATH": "/usr/bin", "HF_TOKEN": "value-of-unit"})
+    node.run(env={"HF_TOKEN": None, "CUDA_HOME": None, "OMP_NUM_THREADS": node.seal("8")})
+    [told] = [data for type, data in node.events if type == "finding"]
+    assert (told["level"], told["title"]) == ("warning", "`HF_TOKEN` was removed here, but the unit `vllm.service` still sets it")
+    assert "value-of" not in json.dumps(node.events)
 
 
 def test_a_launcher_that_cannot_be_written_leaves_the_record_as_it_was(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
