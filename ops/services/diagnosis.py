@@ -139,7 +139,7 @@ _SERVING = re.compile(r"Application startup complete")
 _BANNER = re.compile(r"vLLM (?:API )?server version |version \d+\.\d+\S*, serving model|[█▄▀] +version \d")
 _STALL = Quick(r"No available shared memory broadcast block found")
 _ALIVE_WORK = Quick(
-    r"\d+%.*\d+/\d+|took |takes |Starting to load|Using cache|Dynamo|Capturing|Autotun|KV cache|Cache the graph|Directly load|Supported tasks"
+    r"\d%.{0,400}\d/\d|took |takes |Starting to load|Using cache|Dynamo|Capturing|Autotun|KV cache|Cache the graph|Directly load|Supported tasks"
 )
 
 # What systemd says about a unit and counts as a cause; its other lines only tell that something ended.
@@ -821,7 +821,7 @@ def _answer(reader: _Reader, kernel: Iterable[str], ended: bool) -> Diagnosis:
 # Xid codes that a program of its own causes, or that only tell the end of one: a companion of what the log says, not the cause.
 _PROGRAMS_XIDS = frozenset({13, 31, 43, 45, 68, 69})
 _XID = re.compile(r"NVRM: Xid \([^)]*\): (\d+)")
-_KILLED = re.compile(r"Killed process (?P<pid>\d+) \((?P<name>[^)]*)\)|(?P<name2>[^\s\[]+)\[(?P<pid2>\d+)\]: segfault at")
+_KILLED = re.compile(r"Killed process (?P<pid>\d+) \((?P<name>[^)]*)\)|(?P<name2>[^\s\[]{1,64})\[(?P<pid2>\d+)\]: segfault at")
 
 
 def _of_kernel(kernel: Iterable[str], reader: _Reader, run: _Run, weight: int) -> Diagnosis | None:

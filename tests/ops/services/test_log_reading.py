@@ -162,6 +162,13 @@ def test_a_server_that_was_found_serving_and_dies_is_explained(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("short")
+@pytest.mark.timeout(30)  # where the time grows with the square of a line's length, each of them takes five seconds
+@pytest.mark.parametrize("run", ["1", "100%|", "x.", "Error: "])
+def test_a_line_that_repeats_itself_takes_no_time_to_speak_of(run: str) -> None:
+    line = f"ValueError: {run * (32_000 // len(run))} !\n"
+    assert diagnose("INFO x\n" + line * 8).lines == 9
+
+
 def test_trouble_in_the_middle_of_a_long_start_is_seen() -> None:
     lines = [CHATTER.format(number % 60, number).rstrip() for number in range(6000)]
     lines[3000:3000] = ["Traceback (most recent call last):", '  File "/x.py", line 1, in f', "acme.FluxError: capacitor is empty"]
