@@ -32,6 +32,7 @@ from ops.jobs.envelope import Envelope
 from ops.jobs.errors import Busy, OpsError, Refused
 from ops.jobs.events import EventType
 from ops.jobs.journal import Journal, final_event, journal_path, sync_folder, write_atomically, write_json
+from ops.jobs.redact import HIDDEN
 
 # A runner says `job.finished`, then lets its locks go; the next job's order may already be here in that moment.
 LOCK_PATIENCE_S = 1.0
@@ -195,13 +196,21 @@ def claim(paths: NodePaths, envelope: Envelope, *, steps: Sequence[dict[str, Any
         journal = Journal.create(envelope.job, folder, nudge=nudge, secrets=secrets)
         sync_folder(folder)
         journal(EventType.JOB_CLAIMED, {
-            "type": envelope.type, "service": envelope.service_name, "params": envelope.params, "locks": envelope.locks, "fence": envelope.fence,
+            "type": envelope.type, "service": envelope.service_name, "params": _shown(envelope.params), "locks": envelope.locks, "fence": envelope.fence,
             "by": envelope.by, "boot_id": boot_id(), "pid": os.getpid(), "start_time": start_ticks(os.getpid()), "steps": list(steps),
         })
     except BaseException:
         release(descriptors)
         raise
     return Claim(envelope, folder, journal, descriptors)
+
+
+def _shown(params: Any) -> Any:
+    """An order's params as everybody may see them: without sealed values (ops/sealed.py). Nobody can read one, but whoever has it could let the node
+    open it under another name, which is shown."""
+    if isinstance(params, dict):
+        return {name: HIDDEN if name == "sealed" else _shown(inner) for name, inner in params.items()}
+    return [_shown(inner) for inner in params] if isinstance(params, list) else params
 
 
 def _check_lock(paths: NodePaths, envelope: Envelope, lock: str) -> None:

@@ -33,6 +33,16 @@ def test_a_claim_says_who_claimed(node: FakeNode) -> None:
     assert data["fence"] == {"service:a": 1}
 
 
+def test_a_sealed_value_is_in_the_order_alone(node: FakeNode) -> None:
+    """Every page may follow the journal: whoever had the sealed text could let the node open it as a variable that is shown."""
+    order = node.order(env={"A": {"sealed": "c2VhbGVk"}, "B": None, "C": {"keep": True}}, list=[{"sealed": "c2VhbGVk"}])
+    end(claim.claim(node.paths, order))
+    assert "c2VhbGVk" not in (node.folder(order.job) / "journal.jsonl").read_text()
+    params = node.events(order.job)[0].data["params"]
+    assert (params["env"]["B"], params["env"]["C"]) == (None, {"keep": True})
+    assert "c2VhbGVk" in (node.folder(order.job) / "envelope.json").read_text()
+
+
 def test_the_same_order_again_attaches(node: FakeNode) -> None:
     order = node.order()
     claimed = claim.claim(node.paths, order)
