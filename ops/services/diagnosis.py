@@ -200,6 +200,8 @@ _NO_SERVICE = re.compile(r"Stopping (?:Session|User|Daily|Regular|Cleanup)\b")
 _EXCEPTION = re.compile(r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::(?: (?P<message>.*))?)?\Z")
 _VALUE_ERROR = re.compile(r"^  (?:Value error|Assertion failed|Input should|Field required|Extra inputs)")
 _INDENTED = re.compile(r"\s+(?:what\(\):  |.*unsatisfiable)")  # deep in the line, and evidence all the same
+_NO_MATTER = Quick(r"^--- Logging error ---|^Exception in thread \S+ \(_report_usage")
+_NO_MATTER_LINES = 200
 _MUTE = frozenset({"TimeoutError", "queue.Empty", "_queue.Empty", "concurrent.futures._base.TimeoutError", "asyncio.exceptions.TimeoutError"})
 _DIRECT = "The above exception was the direct cause of the following exception"
 
@@ -225,8 +227,8 @@ _DEATH_WORDS = (
     b"[exit code ", b"operation timed out", b"terminate called", b"egmentation fault", b"egfault ", b"core dumped", b"NVRM: ", b"oom-kill",
     b"Killed", b"killed by the", b"Timed out waiting", b"attempting to bind",
     b"died, exit code", b"error: unrecognized", b"error: argument ", b"error: the following", b"error: ambiguous",
-    b"terminating server process", b"Engine process (pid", b"Too many open files", b"bin/vllm", b"_run_module_as_main",
 )
+_SERVING_WORDS = (b"terminating server process", b"Engine process (pid", b"Too many open files", b"bin/vllm", b"_run_module_as_main")
 _OTHER_WORDS = (
     b"signal=SIGTERM", b"shutdown triggered", b"Shutting down", b"systemd", b"startup complete", b"detected platform", b"  version ",
     b"server version ", b", serving model",    b"non-default args",
@@ -254,8 +256,9 @@ _ECHO = frozenset({"logger.py", "request_logger.py"})  # files of vLLM that log 
 
 
 @lru_cache(maxsize=16)
-def _looked_for(deaths: bool, trouble: bool, numbers: bool) -> tuple[bytes, ...]:
-    return (*(_DEATH_WORDS if deaths else ()), *_OTHER_WORDS, *(_TROUBLE if trouble else ()), *(_NUMBERS if numbers else ()))
+def _looked_for(deaths: bool, serving: bool, trouble: bool, numbers: bool) -> tuple[bytes, ...]:
+    return (*(_DEATH_WORDS if deaths else ()), *(_SERVING_WORDS if deaths and serving else ()),
+            *_OTHER_WORDS, *(_TROUBLE if trouble else ()), *(_NUMBERS if numbers else ()))
 
 
 def _places(word: bytes, data: bytes) -> Iterator[int]:
@@ -351,6 +354,7 @@ class _Reader:
         self.runs = 1
         self.blocks: dict[tuple[str, int | None], _Traceback] = {}
         self.chained: set[tuple[str, int | None]] = set()
+        self.aside: dict[tuple[str, int | None], int] = {}  # processes that print a traceback of no consequence, and since which line
         self.number = number
         self.begins: int | None = None  # the line in which systemd said that something starts, until a program says something
         self.starting = ""  # the unit of which it said so
@@ -382,7 +386,7 @@ class _Reader:
         """Goes on to the next line that holds one of the words; the size of `data` if there is none."""
         run = self.run
         words = _looked_for(
-            run.wakings < _WAKINGS, run.serving is None and run.troubles < _TROUBLES, data.startswith(b"{"))
+            run.wakings < _WAKINGS, run.serving is not None, run.serving is None and run.troubles < _TROUBLES, data.startswith(b"{"))
         if self.searched[0] is not data or self.searched[1] is not words:  # in most blocks there is none
             self.searched = (data, words, sorted(place for word in words if word in data for place in _places(word, data)))
         places = self.searched[2]
@@ -493,7 +497,7 @@ class _Reader:
             run.all_pids.add(line.pid)
         if run.stop is None and (message.startswith("Stopping ") if line.ident == "systemd" else _STOP.search(message)):
             run.stop = line.number
-        if _HARMLESS.search(message):
+        if _HARMLESS.search(message) or self._aside(line):
             return
         if _SERVING.search(message) or (run.serving is None and not run.deaths and _TRAFFIC.search(message)):
             run.serving = line.number
@@ -536,6 +540,19 @@ class _Reader:
             else:
                 if _GONE.search(message):
                     self._keep(self._hit(6, line, message, None, {}, "wrapper"))
+
+    def _aside(self, line: LogLine) -> bool:
+        """Whether the line belongs to the traceback of a helper that nothing depends on. It is over when a logger speaks again."""
+        key = (line.process, line.pid or line.ident_pid)
+        if _NO_MATTER.search(line.message):
+            self.aside[key] = line.number
+        if not self.aside or (since := self.aside.get(key)) is None:
+            return False
+        if line.number - since < _NO_MATTER_LINES and not line.level and not line.message.startswith(("INFO:", "ERROR:")):
+            return True
+        del self.aside[key]
+        self.blocks.pop(key, None)
+        return False
 
     def _frame(self, block: _Traceback | None, line: LogLine) -> None:
         """A line of a traceback that stands after a server served or stopped: is it that of a program which ends of it?"""
