@@ -18,7 +18,7 @@ from ops.command_line import jobs, targets
 from ops.command_line.output import INTERRUPTED, WrongArguments, print_json, size, table
 from ops.jobs.errors import BadInput, OpsError
 from ops.jobs.events import JobState
-from ops.jobs.redact import log_text, record_secrets
+from ops.jobs.redact import log_text
 from ops.records import ServiceRecord
 from ops.services.status import ServiceState, ServiceStatus
 
@@ -166,8 +166,7 @@ def log(arguments: argparse.Namespace) -> int:
         raise WrongArguments(f"There are no {arguments.lines} lines", hint="--lines takes a whole number from 0")
     targets.own_node(NodePaths.default())
     record = targets.service(arguments.service)
-    secrets = record_secrets({**record.as_dict(), "env": launch.variables(record)})
-    printer = _Printer(secrets, as_json=arguments.json, last=arguments.lines)
+    printer = _Printer(launch.secrets(record), as_json=arguments.json, last=arguments.lines)
     manager = manager_for(record)
     if arguments.follow:
         _follow(record, manager, printer)

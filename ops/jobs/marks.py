@@ -5,6 +5,7 @@ A process group misses a child that called setsid; the mark does not. The runner
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -48,7 +49,13 @@ def end(find: Callable[[], set[int]], still: Callable[[int], bool], *, grace_s: 
 
 
 def send(pid: int, number: signal.Signals, still: Callable[[int], bool]) -> None:
-    """Sends a signal to this very process, if `still(pid)` holds; nothing if it has ended."""
+    """As *signal_one*; of a process that may not be signalled any more the caller sees that it is left (it changed its user)."""
+    with contextlib.suppress(PermissionError):
+        signal_one(pid, number, still)
+
+
+def signal_one(pid: int, number: signal.Signals, still: Callable[[int], bool]) -> None:
+    """Sends a signal to this very process, if `still(pid)` holds; nothing if it has ended. Raises PermissionError."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -56,8 +63,8 @@ def send(pid: int, number: signal.Signals, still: Callable[[int], bool]) -> None
     try:
         if still(pid):
             signal.pidfd_send_signal(descriptor, number)
-    except (ProcessLookupError, PermissionError):
-        return  # ended meanwhile; or it changed its user, and the caller sees that it is left
+    except ProcessLookupError:
+        return  # ended meanwhile
     finally:
         os.close(descriptor)
 

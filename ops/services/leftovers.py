@@ -324,14 +324,7 @@ def _end(context: Context, living: Sequence[tuple[int, int]], still: Callable[[i
 
 def _signal(pid: int, number: signal.Signals, still: Callable[[int], bool], manager: Manager | None, record: ServiceRecord) -> None:
     try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        if still(pid):
-            signal.pidfd_send_signal(descriptor, number)
-    except ProcessLookupError:
-        return
+        marks.signal_one(pid, number, still)
     except PermissionError as error:
         if manager is not None and ownership.in_unit(pid, record) and not ownership.of_running(manager):
             manager.kill()
@@ -339,5 +332,3 @@ def _signal(pid: int, number: signal.Signals, still: Callable[[int], bool], mana
         user = processes.describe(pid)[0] or "another user"
         raise OpsError(f"Process {pid} may not be ended by this user", why=f"It runs as {user}, and the agent as another user",
                        hint=f"An admin of the machine can: sudo kill {pid}", kind="not_permitted") from error
-    finally:
-        os.close(descriptor)
