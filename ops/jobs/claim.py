@@ -197,7 +197,8 @@ def claim(paths: NodePaths, envelope: Envelope, *, steps: Sequence[dict[str, Any
         sync_folder(folder)
         journal(EventType.JOB_CLAIMED, {
             "type": envelope.type, "service": envelope.service_name, "params": _shown(envelope.params), "locks": envelope.locks,
-            "fence": envelope.fence, "by": envelope.by, "boot_id": boot_id(), "pid": os.getpid(), "start_time": start_ticks(os.getpid()), "steps": list(steps),
+            "fence": envelope.fence, "by": envelope.by, "boot_id": boot_id(), "pid": os.getpid(), "start_time": start_ticks(os.getpid()),
+            "steps": list(steps),
         })
     except BaseException:
         release(descriptors)
