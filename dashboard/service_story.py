@@ -45,14 +45,17 @@ def unit_name(service: Service) -> str:
 
 
 def now(service: Service) -> dict[str, Any]:
-    """How it runs: `facts` for the strip, `down`, `loops` (its manager starts it again and again), `restarts`, `exit` (how the last run ended)."""
+    """How it runs: `facts` for the strip, `down`, `loops` (its manager starts it again and again), `gave_up` (it has done so, and does no more),
+    `restarts`, `exit` (how the last run ended)."""
     status, unit = told(service.status), told(service.unit)
     down = service.state in DOWN
     restarts = whole(status.get("restarts"))
     restarts = whole(unit.get("restarts")) if restarts is None else restarts
     since = as_datetime(number(status.get("ended_at") if down else status.get("started_at"))) or as_datetime(number(status.get("since"))) \
         or service.changed_at
-    loops = is_systemd(service) and bool(restarts) and service.state in ("failed", "starting")
+    again = is_systemd(service) and bool(restarts) and service.state in ("failed", "starting")
+    gave_up = again and service.state == "failed" and status.get("restarting") is not True and unit.get("state") == "failed"
+    loops = again and not gave_up
     facts = [
         {"term": "State", "state": service.state, "small": text(status.get("detail")) or WORDS.get(service.state, "")},
         {"term": "Down for" if down else "Up for" if service.state in ("healthy", "starting") else "Unknown for", "since": since, "at": since,
@@ -65,7 +68,8 @@ def now(service: Service) -> dict[str, Any]:
          else "not known yet"},
         {"term": "Process", "value": f"pid {status['pid']}" if whole(status.get("pid")) else None, "small": _process_words(service, status)},
     ]
-    return {"facts": facts, "down": down, "loops": loops, "restarts": restarts, "exit": exit_words(status.get("exit_code")) if down else ""}
+    return {"facts": facts, "down": down, "loops": loops, "gave_up": gave_up, "restarts": restarts,
+            "exit": exit_words(status.get("exit_code")) if down else ""}
 
 
 def _process_words(service: Service, status: dict[str, Any]) -> str:
@@ -106,7 +110,9 @@ def trouble(service: Service, last: Sequence[dict[str, Any]]) -> dict[str, Any] 
         why.append(f"It {words}" if words.startswith("ended") else f"It left {words}")
     title = f"{service.name} is stopped"
     if service.state == "failed":
-        title = f"{service.name} crashes again and again: {here['restarts']} restarts" if here["loops"] else f"{service.name} does not answer"
+        count = f"{here['restarts']} {'restart' if here['restarts'] == 1 else 'restarts'}"
+        title = f"{service.name} crashes again and again: {count}" if here["loops"] else \
+            f"{service.name} crashed after {count}, and systemd starts it no more" if here["gave_up"] else f"{service.name} does not answer"
     otherwise = "Its process has ended." if service.state == "failed" else \
         "It was asked to stop, or was never started. It answers no request until somebody starts it."
     return {"title": title, "why": " ".join(_sentence(one) for one in why if one) or otherwise, "failure": newest,

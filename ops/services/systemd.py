@@ -136,7 +136,7 @@ class SystemdManager:
         if sub == "auto-restart":
             more.append(f"it is in a restart loop: {loop}, and will do so again" if loop else "systemd will start it again")
         elif loop:
-            more.append(loop)
+            more.append(f"{loop}, and does so no more" if active == "failed" else loop)
         return ServiceStatus(state=ServiceState.FAILED, detail="; ".join([how, *filter(None, more)]), restarting=sub == "auto-restart", **facts)
 
     def _asked(self, told: Mapping[str, str], memory: Mapping[str, Any]) -> bool:
@@ -335,7 +335,7 @@ class SystemdManager:
         self._must_exist(told)
         if told.get("ActiveState") in _ACTIVE or (told.get("ActiveState") == "activating" and told.get("SubState") != "auto-restart"):
             return self.status()
-        if told.get("Result") == "start-limit-hit":
+        if told.get("ActiveState") == "failed":  # its start limit may have been hit; Result= goes on naming the first thing that went wrong
             self.reset_failed()
         with contextlib.suppress(OSError):  # it is written at a later look
             answering.healthy_file(self.record).unlink(missing_ok=True)

@@ -745,13 +745,13 @@ def services() -> Story:
     story.redeploy(ago_s=6 * 86400)
     story.environment()
     kimi = story.the_service
-    status = {**kimi.status, "pid": None, "restarts": 7, "ended_at": time.time() - 62, "log_path": None,
+    status = {**kimi.status, "pid": None, "restarts": 7, "restarting": True, "ended_at": time.time() - 62, "log_path": None,
               "log_where": "journalctl -u vllm-kimi.service _SYSTEMD_INVOCATION_ID=0f3a"}
     Node.objects.filter(pk=story.the_node.pk).update(facts={**story.the_node.facts, "settings_key": ran.SETTINGS_KEY})
     Service.objects.filter(pk=kimi.pk).update(
         record={**kimi.record, "manager": "systemd", "unit": "vllm-kimi.service", "smoke_tests": ran.QUESTIONS,
                 "smoke_without": ["code"]}, status=status, failures=ran.failures(), warmups=ran.warmups(),
-        unit={**ran.UNIT, "state": "failed", "sub": "failed", "result": "exit-code", "restarts": 7, "launcher_installed": False,
+        unit={**ran.UNIT, "state": "activating", "sub": "auto-restart", "result": "exit-code", "restarts": 7, "launcher_installed": False,
               "needs_reload": True},
         launch={**ran.LAUNCH, "pending": True})
     Service.objects.create(

@@ -68,8 +68,15 @@ def test_a_restart_loop_says_so_with_the_cause_the_fix_and_the_one_button(visito
     assert "kimi-k25 crashes again and again: 7 restarts Another process holds memory of GPU 3" in seen
     assert '<li class="decisive">' in body and "See what is left over" in seen
     assert body.count("btn-primary") == 1
-    assert "Stop…" in seen and "Reset failed…" in seen, "what systemd starts again and again can be stopped"
+    assert "Stop…" in seen and "Start…" not in seen, "what systemd starts again and again can be stopped"
     assert "python -m ops adopt --unit vllm-kimi.service --apply --install" in seen and "systemctl daemon-reload" in seen
+
+
+def test_a_unit_that_systemd_starts_no_more_is_no_loop_and_can_be_started_or_reset(visitor: Client, looping: factory.Story) -> None:
+    change(status={"restarting": False}, unit={**ran.UNIT, "state": "failed", "sub": "failed", "result": "exit-code", "restarts": 3})
+    seen = text(visitor.get(SERVICE))
+    assert "kimi-k25 crashed after 7 restarts, and systemd starts it no more Another process holds memory of GPU 3" in seen
+    assert "Start…" in seen and "Reset failed…" in seen and "Stop…" not in seen
 
 
 def test_while_the_log_of_a_loops_last_end_is_read_the_cause_of_the_one_before_stays(visitor: Client, looping: factory.Story) -> None:
