@@ -234,7 +234,7 @@ def start_settings_set(*, service: Service, user: AbstractBaseUser | None, befor
         elif value == HIDDEN:
             params["env"][name] = {"keep": True}
         elif isinstance(key, str) and key:
-            params["env"][name] = {"sealed": sealed.seal(key, value)}
+            params["env"][name] = {"sealed": sealed.seal(key, value, service=service.name, name=name)}
         else:
             raise BadInput(f"Node `{service.node.name}` has not told the key that values are sealed with", hint="Bring its agent to this version")
     return start(type="settings-set", node=service.node, service=service, user=user, idempotency_key=idempotency_key, params=params)

@@ -26,14 +26,14 @@ from ops.jobs.redact import hide_in_record, redact
 from ops.records import ServiceRecord
 
 EMPTY_ROWS, MORE_ROWS, ROWS_MAX = 2, 4, 100  # of new variables
-_SEALED = re.compile(r"[A-Za-z0-9+/]{1,60000}={0,2}\Z")
+_SEALED = re.compile(r"(.{0,200}):([A-Za-z0-9+/]{1,60000}={0,2})\Z", re.DOTALL)  # the name that it was sealed for, and what is sealed
 _PLACEHOLDER = "a value that was typed"
 
 
 @dataclass
 class Row:
     """One variable of the form. `known`: the node has it. `typed`: what the field shows; of a secret one never a value, but `sealed`, which was typed
-    before."""
+    before: the name that it was sealed for, a colon, and the sealed value."""
 
     name: str
     known: bool
@@ -44,6 +44,10 @@ class Row:
     remove: bool = False
     problem: str = ""
     number: int = 0  # in the page, from 1
+
+    @property
+    def sealed_for(self) -> str:
+        return self.sealed.rpartition(":")[0]
 
     @property
     def lines(self) -> bool:
@@ -162,6 +166,9 @@ class LaunchForm(KeyedForm):
             row.problem = "Name it"
         elif not row.known and any(other.name == row.name and other.number < row.number for other in self.rows):
             row.problem = "There is one of this name above"
+        elif row.sealed and not row.typed and row.sealed_for != row.name:
+            row.problem = "Type its value again: it was sealed " + (
+                f"for the name `{row.sealed_for[:80]}`, and counts for that one alone" if row.sealed_for else "before it had a name")
         elif not self.key_of_node:
             row.problem = "Its node has not told the key that values are sealed with"
         if row.problem:
@@ -174,17 +181,17 @@ class LaunchForm(KeyedForm):
         try:
             if self.record is not None:
                 launch_settings.changed(self.record, None, {row.name: typed or (_PLACEHOLDER if row.sealed else "")})
-            sealed.seal(self.key_of_node, typed)
+            sealed.seal(self.key_of_node, typed, service=self.service.name, name=row.name)
         except BadInput as error:
             row.problem = _words(error)
         if row.secret and typed:
             self._seal(row)
         if not row.problem:
-            self.env[row.name] = {"sealed": row.sealed} if row.sealed else typed
+            self.env[row.name] = {"sealed": row.sealed.rpartition(":")[2]} if row.sealed else typed
 
     def _seal(self, row: Row) -> None:
         try:
-            row.sealed = sealed.seal(self.key_of_node, row.typed)
+            row.sealed = f"{row.name}:{sealed.seal(self.key_of_node, row.typed, service=self.service.name, name=row.name)}"
         except BadInput as error:
             row.problem = row.problem or _words(error)
         row.typed = ""

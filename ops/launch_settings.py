@@ -149,7 +149,7 @@ def _opened(context: Context, own: ServiceRecord, given: Any) -> dict[str, str |
             if name not in own.env:
                 raise BadInput(f"`{name[:80]}` cannot be kept: the service has no such variable", hint="Type its value")
         elif isinstance(what, dict) and set(what) == {"sealed"}:
-            found[name] = sealed.unseal(context.paths, what["sealed"])
+            found[name] = sealed.unseal(context.paths, what["sealed"], service=own.name, name=name)
         else:
             raise BadInput(f"`{name[:80]}` has no value that was sealed for this node",
                            why="Values travel sealed, so that only the node can read them")

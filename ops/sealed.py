@@ -4,6 +4,9 @@ The console has a database, a transport and pages, and none of them may hold the
 pair, whose private half never leaves its state folder (`settings.key`, mode 0600); the console seals every value with the public half, which the
 node announces, as an anonymous sealed box of libsodium (`crypto_box_seal`), and an order carries base64.
 
+A value is sealed for one variable of one service, whose names lie in the box with it: whoever got hold of the text cannot let the node open it as
+another variable, one that is shown.
+
 A value is filled up with NUL to a multiple of 64 bytes before it is sealed, so that the length of a password does not show either.
 """
 
@@ -32,9 +35,11 @@ def public_key(paths: NodePaths) -> str:
     return base64.b64encode(bytes(_private_key(paths).public_key)).decode("ascii")
 
 
-def seal(public_key: str, value: str) -> str:
-    """`value` so that only the node of that public half can read it, base64. Raises BadInput for a key that is none and for a value that no variable
-    can hold, or that is longer than VALUE_BYTES."""
+def seal(public_key: str, value: str, *, service: str, name: str) -> str:
+    """`value` of the variable `name` of `service` so that only the node of that public half can read it, base64.
+
+    Raises BadInput for a key that is none and for a value that no variable can hold, or that is longer than VALUE_BYTES.
+    """
     try:
         box = SealedBox(PublicKey(base64.b64decode(public_key, validate=True)))
     except (binascii.Error, ValueError, TypeError, CryptoError) as error:  # nacl's own TypeError and ValueError for another length
@@ -45,16 +50,25 @@ def seal(public_key: str, value: str) -> str:
     plain = value.encode("utf-8")
     if len(plain) > VALUE_BYTES:
         raise BadInput(f"A value is longer than {VALUE_BYTES:,} bytes", hint="Put it into a file, and name the file")
-    return base64.b64encode(box.encrypt(plain + b"\0" * (-len(plain) % _BLOCK or (0 if plain else _BLOCK)))).decode("ascii")
+    padding = b"\0" * (-len(plain) % _BLOCK or (0 if plain else _BLOCK))
+    return base64.b64encode(box.encrypt(_bound_to(service, name) + plain + padding)).decode("ascii")
 
 
-def unseal(paths: NodePaths, text: str) -> str:
-    """What was sealed for this node. Raises OpsError (kind "sealed") for what was not, was cut or changed; it never repeats what it was given."""
-    if not isinstance(text, str) or len(text) > (VALUE_BYTES + _BLOCK + _OVERHEAD) * 4 // 3 + 8:
+def unseal(paths: NodePaths, text: str, *, service: str, name: str) -> str:
+    """What was sealed for this node, and for the variable `name` of `service`.
+
+    Raises OpsError (kind "sealed") for what was not, was cut or changed; it never repeats what it was given.
+    """
+    bound = _bound_to(service, name)
+    if not isinstance(text, str) or len(text) > (VALUE_BYTES + _BLOCK + _OVERHEAD + len(bound)) * 4 // 3 + 8:
         raise OpsError("A sealed value is too long, or no text", kind="sealed")
     try:
         plain = SealedBox(_private_key(paths)).decrypt(base64.b64decode(text, validate=True))
-        value = plain.rstrip(b"\0").decode("utf-8")
+        if not plain.startswith(bound):
+            raise OpsError(f"A sealed value is not for the variable `{name[:80]}` of service `{service[:80]}`",
+                           why="It was sealed for another variable or another service (or by another version of Roundhouse), and nothing else may be "
+                               "set with it", hint="Open the form anew and type the value again", kind="sealed")
+        value = plain[len(bound):].rstrip(b"\0").decode("utf-8")
     except (binascii.Error, ValueError, TypeError, CryptoError):
         # Without the cause: its text may hold a part of the value
         raise OpsError("A sealed value cannot be opened on this node", why="It was sealed for another key, or was changed on its way",
@@ -62,6 +76,13 @@ def unseal(paths: NodePaths, text: str) -> str:
     if NEVER_IN_TEXT.search(value):
         raise OpsError("A sealed value holds a character that no variable can hold", why="NUL, or half of a character", kind="sealed")
     return value
+
+
+def _bound_to(service: str, name: str) -> bytes:
+    """What stands before a value in its box. Neither name may hold a NUL (those of records and variables never do), so it reads in one way only."""
+    if "\0" in service + name:
+        raise BadInput("A name of a service or a variable holds a character that it cannot have", why="NUL")
+    return b"".join(one.encode("utf-8", "surrogatepass") + b"\0" for one in (service, name))
 
 
 def key_path(paths: NodePaths) -> Path:

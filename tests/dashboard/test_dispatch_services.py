@@ -150,7 +150,8 @@ def test_a_value_is_sealed_for_its_node_and_stands_nowhere_in_the_console(
     env = job.params["env"]
     assert job.params["flags"] == ["--port", "8000", "--api-key", HIDDEN] and job.params["before"] == "m1"
     assert (env["OLD"], env["OTHER_TOKEN"]) == (None, {"keep": True})
-    assert {name: sealed.unseal(paths, env[name]["sealed"]) for name in ("HF_TOKEN", "VLLM_USE_V1")} == {"HF_TOKEN": SECRET, "VLLM_USE_V1": "1"}
+    assert {name: sealed.unseal(paths, env[name]["sealed"], service="kimi-k25", name=name) for name in ("HF_TOKEN", "VLLM_USE_V1")} == {
+        "HF_TOKEN": SECRET, "VLLM_USE_V1": "1"}
     assert SECRET not in json.dumps([job.params, job.envelope, *AuditEntry.objects.values_list("data", flat=True)])
     assert SECRET.encode() not in b"".join(redis_client.lrange("node.practice", 0, -1))
     assert job.type == "settings-set" and [lock.lock for lock in job.locks.all()] == ["service:kimi-k25"]

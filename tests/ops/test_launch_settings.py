@@ -43,8 +43,8 @@ class Node:
                           emit=lambda type, data: self.events.append((str(type), json.loads(json.dumps(data)))), service=self.record)
         return launch_settings.set_settings(context)
 
-    def seal(self, value: str) -> dict[str, str]:
-        return {"sealed": sealed.seal(sealed.public_key(self.paths), value)}
+    def seal(self, name: str, value: str, *, service: str = "svc") -> dict[str, dict[str, str]]:
+        return {name: {"sealed": sealed.seal(sealed.public_key(self.paths), value, service=service, name=name)}}
 
     def own(self) -> ServiceRecord:
         return guard_list.own_record(self.paths, "svc")
@@ -65,7 +65,8 @@ def node(tmp_path: Path) -> Node:
 
 def test_flags_and_variables_come_into_the_record_and_the_launchers_files(node: Node) -> None:
     said = node.run(flags=["--port", "8000", "--api-key", HIDDEN, "--max-model-len", "8192"], before=launch_settings.mark(node.own()),
-                    env={"HF_TOKEN": {"keep": True}, "CUDA_HOME": None, "OMP_NUM_THREADS": node.seal("8"), "NEW_TOKEN": node.seal("value-of-new")})
+                    env={"HF_TOKEN": {"keep": True}, "CUDA_HOME": None, **node.seal("OMP_NUM_THREADS", "8"),
+                         **node.seal("NEW_TOKEN", "value-of-new")})
     assert said == "flags and 3 variables changed, at the next start"
     flags, env = [*FLAGS[:-1], "8192"], {"HF_TOKEN": "value-of-token", "OMP_NUM_THREADS": "8", "NEW_TOKEN": "value-of-new"}
     assert (node.own().flags, node.own().env) == (flags, env) == node.launched_with()
@@ -89,7 +90,7 @@ def test_the_rest_of_the_record_stays_as_it_is(node: Node) -> None:
 
 def test_nothing_changed_writes_and_says_nothing(node: Node) -> None:
     at = node.file.stat().st_mtime_ns
-    assert node.run(flags=[*FLAGS[:3], HIDDEN, *FLAGS[4:]], env={"HF_TOKEN": {"keep": True}, "OMP_NUM_THREADS": node.seal("4"), "GONE": None}) \
+    assert node.run(flags=[*FLAGS[:3], HIDDEN, *FLAGS[4:]], env={"HF_TOKEN": {"keep": True}, **node.seal("OMP_NUM_THREADS", "4"), "GONE": None}) \
         == "nothing was changed"
     assert node.events == [] and node.file.stat().st_mtime_ns == at
 
@@ -97,7 +98,7 @@ def test_nothing_changed_writes_and_says_nothing(node: Node) -> None:
 def test_a_mark_is_another_one_for_another_secret_and_tells_nothing_of_it(node: Node) -> None:
     before = launch_settings.mark(node.own())
     assert before == launch_settings.mark(node.own()) and len(before) == 32
-    node.run(env={"HF_TOKEN": node.seal("another-token")})
+    node.run(env={**node.seal("HF_TOKEN", "another-token")})
     assert launch_settings.mark(node.own()) != before
     elsewhere = ServiceRecord(**{**node.own().as_dict(), "root": str(node.paths.services / "other")})
     assert launch_settings.mark(elsewhere) != launch_settings.mark(node.own())  # keyed by the folder's own random number
@@ -132,17 +133,26 @@ def test_what_no_start_can_have_is_refused_and_changes_nothing(node: Node, param
     assert node.own() == node.record and node.events == [] and node.launched_with() == (FLAGS, ENV)
 
 
+def test_a_value_that_was_sealed_for_another_variable_or_service_is_refused(node: Node) -> None:
+    """Whoever had the sealed text of a token could let it be set as a variable that is shown."""
+    [token], [elsewhere] = node.seal("HF_TOKEN", "value-of-new").values(), node.seal("CUDA_HOME", "value-of-new", service="other").values()
+    for stolen in (token, elsewhere):
+        with pytest.raises(OpsError, match="not for the variable `CUDA_HOME` of service `svc`"):
+            node.run(env={"CUDA_HOME": stolen, "OMP_NUM_THREADS": None})
+    assert node.own() == node.record and node.events == []
+
+
 @pytest.mark.parametrize("name", ["ROUNDHOUSE_STATE", "SERVICE_INVOCATION", "A=B", "", "1A", "A B", "Ä"])
 def test_names_that_a_service_may_not_have_are_refused(node: Node, name: str) -> None:
     with pytest.raises(BadInput):
-        node.run(env={name: node.seal("x")})
+        node.run(env=node.seal(name, "x"))
     assert node.own() == node.record
 
 
 def test_a_value_that_holds_the_stand_in_is_not_taken_for_a_value(node: Node) -> None:
     with pytest.raises(BadInput, match="holds"):
-        node.run(env={"OMP_NUM_THREADS": node.seal(f"x{HIDDEN}")})
-    node.run(env={"HF_TOKEN": node.seal(HIDDEN), "A": node.seal("1")})  # the value of a secret that is there: it stays
+        node.run(env={**node.seal("OMP_NUM_THREADS", f"x{HIDDEN}")})
+    node.run(env={**node.seal("HF_TOKEN", HIDDEN), **node.seal("A", "1")})  # the value of a secret that is there: it stays
     assert node.own().env["HF_TOKEN"] == "value-of-token"
 
 
@@ -178,7 +188,7 @@ def test_a_variable_that_is_removed_here_while_the_unit_still_sets_it_is_told(no
     raw = {**json.loads(node.file.read_text()), "manager": "systemd", "unit": "vllm.service"}
     node.file.write_text(json.dumps(raw))
     monkeypatch.setattr(SystemdManager, "variables", lambda self: {"PATH": "/usr/bin", "HF_TOKEN": "value-of-unit"})
-    node.run(env={"HF_TOKEN": None, "CUDA_HOME": None, "OMP_NUM_THREADS": node.seal("8")})
+    node.run(env={"HF_TOKEN": None, "CUDA_HOME": None, **node.seal("OMP_NUM_THREADS", "8")})
     [told] = [data for type, data in node.events if type == "finding"]
     assert (told["level"], told["title"]) == ("warning", "`HF_TOKEN` was removed here, but the unit `vllm.service` still sets it")
     assert "value-of" not in json.dumps(node.events)

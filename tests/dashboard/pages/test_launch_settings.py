@@ -41,8 +41,10 @@ def typed(visitor: Client, step: str = "preview", page: Any = None, **changed: A
     return visitor.post(PAGE, {**fields, **{name.replace("__", ":"): value for name, value in changed.items()}, "step": step})
 
 
-def opened(sealed: dict[str, str]) -> str:
-    return SealedBox(PrivateKey(ran.SEED)).decrypt(base64.b64decode(sealed["sealed"])).rstrip(b"\0").decode()
+def opened(env: dict[str, Any], name: str) -> str:
+    service, variable, value = SealedBox(PrivateKey(ran.SEED)).decrypt(base64.b64decode(env[name]["sealed"])).rstrip(b"\0").decode().split("\0")
+    assert (service, variable) == ("kimi-k25", name)
+    return value
 
 
 def test_the_page_of_the_service_leads_to_the_form(visitor: Client, service: Service) -> None:
@@ -83,7 +85,7 @@ def test_variables_are_set_kept_and_removed_and_no_page_holds_a_secret(visitor: 
     visitor.post(PAGE, {**form_with(page, "flags"), "step": "save"})
     env = Job.objects.get().params["env"]
     assert set(env) == {"VLLM_API_KEY", "CUDA_HOME", "HF_TOKEN", "WANDB_API_KEY", "NCCL_DEBUG"} and env["HF_TOKEN"] is None
-    assert [opened(env[name]) for name in ("VLLM_API_KEY", "WANDB_API_KEY", "CUDA_HOME", "NCCL_DEBUG")] == [
+    assert [opened(env, name) for name in ("VLLM_API_KEY", "WANDB_API_KEY", "CUDA_HOME", "NCCL_DEBUG")] == [
         CANARY, f"{CANARY}-2", "/usr/local/cuda", "WARN"]
     assert CANARY not in str(list(Job.objects.values())) + str(list(AuditEntry.objects.values()))
 
@@ -96,7 +98,18 @@ def test_a_value_that_looks_secret_is_sealed_whatever_its_name_and_can_be_typed_
     page = typed(visitor, page=again, **{"new-value": ["https://host/", "", ""]})
     visitor.post(PAGE, {**form_with(page, "flags"), "step": "save"})
     env = Job.objects.get().params["env"]
-    assert (opened(env["CUDA_HOME"]), opened(env["PROXY"])) == (f"https://anna:{CANARY}@host/", "https://host/")
+    assert (opened(env, "CUDA_HOME"), opened(env, "PROXY")) == (f"https://anna:{CANARY}@host/", "https://host/")
+
+
+def test_a_value_counts_for_the_name_that_it_was_typed_for_alone(visitor: Client, service: Service, redis_url: str) -> None:
+    page = typed(visitor, new={"MY_TOKEN": CANARY})
+    again = visitor.post(PAGE, {**form_with(page, "flags"), "step": "edit"})
+    renamed = typed(visitor, page=again, **{"new-name": ["MY_OTHER_TOKEN", "", ""]})
+    assert renamed.status_code == 400 and "Type its value again: it was sealed for the name" in renamed.content.decode()
+    page = typed(visitor, page=renamed, **{"new-value": [f"{CANARY}-2", "", ""]})
+    visitor.post(PAGE, {**form_with(page, "flags"), "step": "save"})
+    env = Job.objects.get().params["env"]
+    assert list(env) == ["MY_OTHER_TOKEN"] and opened(env, "MY_OTHER_TOKEN") == f"{CANARY}-2"
 
 
 @pytest.mark.parametrize(("changed", "said"), [

@@ -142,7 +142,7 @@ def test_an_announcement_has_launch_settings_without_secrets_and_the_key_to_seal
     assert launch["env"] == {"HF_TOKEN": redact.HIDDEN, "VLLM_USE_V1": "1"} and launch["flags"] == ["--api-key", redact.HIDDEN]
     assert (launch["secret_names"], launch["pending"], launch["env_files"]) == (["HF_TOKEN"], None, ["-/etc/default/vllm"])
     assert launch["mark"] == launch_settings.mark(telemetry.records(node.paths)[0])
-    assert sealed.unseal(node.paths, sealed.seal(said["facts"]["settings_key"], "x")) == "x"
+    assert sealed.unseal(node.paths, sealed.seal(said["facts"]["settings_key"], "x", service="s", name="A"), service="s", name="A") == "x"
     assert "s3cret" not in json.dumps(said)
 
 
