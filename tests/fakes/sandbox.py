@@ -22,7 +22,7 @@ class Sandbox:
     """`folder` is the same inside and outside; all else that is written inside is gone afterwards. The network is the host's."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.name = folder, f"rh-{os.getpid()}-{folder.name[-8:]}"
+        self.folder, self.name = folder, re.sub(r"[^a-z0-9]+", "-", f"rh-{os.getpid()}-{folder.name[-8:]}".lower()).strip("-")  # a hostname too
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROUNDHOUSE_", "DJANGO_")) and name != "TMPDIR"}
         self.environment = {**kept, "SYSTEMD_SANDBOX_STATE": str(folder / "sandbox")}
 

@@ -46,6 +46,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         time.sleep(PLAN.get("slow", 0))
+        if self.path == "/v1/models" and "--served-model-name" in sys.argv:
+            name = sys.argv[sys.argv.index("--served-model-name") + 1]
+            self.answer(200, json.dumps({"object": "list", "data": [{"id": name, "object": "model"}]}).encode())
+            return
         self.answer(PLAN.get("health", 200) if self.path == "/health" else 404, PLAN.get("body", "").encode())
 
     def do_POST(self) -> None:
