@@ -134,14 +134,15 @@ def free_after_stop(context: Context) -> str:
     from ops import redeploy
 
     try:
-        note = stopping.wait_gpus_free(context, record, source, limit_s=redeploy.GPUS_FREE_S)
+        note = stopping.wait_gpus_free(context, record, source, limit_s=stopping.time_to_free_s(context, record, redeploy.GPUS_FREE_S))
     except OpsError as error:
         if error.kind != "gpus_not_free":
             raise
         left = tell_leftovers(context, record)
         own = f"; {len(left.own)} processes of it can be ended by the job `end-leftovers`" if left is not None and left.own else ""
         context.finding("gpus", "warning", error.what, why=error.why, fix=error.hint)
-        context.facts["partial"] = f"Service `{record.name}` is stopped, but not all of its GPUs are free: {error.what}{own}"
+        how = "was down already, and" if stopping.nothing_to_end(context) else "is stopped, but"
+        context.facts["partial"] = f"Service `{record.name}` {how} not all of its GPUs are free: {error.what}{own}"
         return error.what
     stopping.record_baseline(record, source.read())
     left = tell_leftovers(context, record)

@@ -293,7 +293,7 @@ def gpus_free(context: Context) -> str:
     """Waits for it, and says what the stop left behind; all of that too where the GPUs do not come free."""
     record, source = context.the_service, open_source(context.config)
     try:
-        note = stopping.wait_gpus_free(context, record, source, limit_s=GPUS_FREE_S)
+        note = stopping.wait_gpus_free(context, record, source, limit_s=stopping.time_to_free_s(context, record, GPUS_FREE_S))
     except OpsError as error:
         if error.kind == "gpus_not_free":
             control.tell_leftovers(context, record)

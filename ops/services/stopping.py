@@ -27,8 +27,10 @@ STARTING_TIMEOUT_S = 10.0  # a server that is still starting ignores SIGTERM, an
 KILL_LIMIT_S = 15.0  # SIGKILL takes effect at once, but freeing some hundred GiB of pinned memory takes seconds
 WORKERS_S = 15.0  # a worker was seen to go on for 8 s after its main process
 EXPLAIN_AFTER_S = 1.0  # an idle server ends within 0.7 s
+NOTHING_ENDED_S = 2.0  # for GPUs whose service had no process to end: nothing frees what another program holds
 UNREADABLE_S = 5.0  # for a driver that answers nothing at all: it will not free anything either
 _POLL_S = 0.1
+_ENDED = "stopping.ended"  # in a job's `kept`: whether its stop had something to end
 
 
 def stop(context: Context, record: ServiceRecord, *, timeout_s: float | None = None) -> str:
@@ -42,6 +44,7 @@ def stop(context: Context, record: ServiceRecord, *, timeout_s: float | None = N
     status = manager.status()
     seen = manager.pids()
     ownership.remember(record, status, seen, ending=True)
+    context.kept[_ENDED] = bool(seen) or status.state not in {ServiceState.STOPPED, ServiceState.FAILED}
     if not seen:
         return _stay_down(context, record, manager)
     main = status.pid
@@ -138,6 +141,20 @@ def _wait_until_gone(context: Context, pids: Callable[[], set[int]], limit_s: fl
 
 def _named(pids: set[int]) -> str:
     return ", ".join(f"{pid} ({(processes.describe(pid)[1] or '?')[:80]})" for pid in sorted(pids))
+
+
+def nothing_to_end(context: Context) -> bool:
+    """Whether this job's stop found the service down. False where another process of the job did the stop: what it found is not known."""
+    return not context.kept.get(_ENDED, True)
+
+
+def time_to_free_s(context: Context, record: ServiceRecord, usual_s: float) -> float:
+    """How long the GPUs may take to come free after this job's stop: `usual_s`, or NOTHING_ENDED_S where it found nothing to end, and the service had
+    not ended by itself shortly before."""
+    if not nothing_to_end(context):
+        return usual_s
+    ended_at = manager_for(record).status().ended_at
+    return usual_s if ended_at is not None and time.time() - ended_at < usual_s else min(usual_s, NOTHING_ENDED_S)
 
 
 def wait_gpus_free(context: Context, record: ServiceRecord, source: GpuSource, *, limit_s: float = 60.0, poll_s: float = 0.25) -> str:

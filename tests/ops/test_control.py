@@ -166,6 +166,25 @@ def test_a_stop_after_which_a_gpu_is_held_is_partial_and_names_who_holds_it(make
     assert given.of("leftovers")[-1]["processes"] == []
 
 
+def test_gpus_of_a_service_that_was_down_are_not_waited_for_and_who_holds_them_is_told(make_record: Make, given: Job,
+                                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that this job ended will free them."""
+    monkeypatch.setattr(stopping, "NOTHING_ENDED_S", 0.05)
+    record = given.context.service = make_record({"serve": True}, gpus=[0, 1])
+    holder = GpuProcess(pid=4711, used_bytes=500 * MIB, user="bob", command="python train.py")
+    gpus_are(monkeypatch, Readings([gpu(0, 500, holder), gpu(1, 500, holder)]))
+    monkeypatch.setattr("ops.redeploy.GPUS_FREE_S", 0.4)
+    outcome = run(given, "stop")
+    assert outcome.state == JobState.PARTIAL and "was down already" in outcome.reason and "not free after 0.05 s" in outcome.reason
+    assert "pid 4711, user bob" in given.of("finding")[-1]["why"]
+    assert "not free after 0.05 s" in run(given, "restart").reason
+
+    running(given, record)
+    assert "is stopped, but" in (reason := run(given, "stop").reason) and "not free after 0.4 s" in reason
+    assert "was down already" in run(given, "stop").reason
+    assert stopping.time_to_free_s(given.context, record, 600.0) == 600.0, "it ended within that time: its memory may be on its way"
+
+
 def test_leftovers_are_looked_for_without_a_lock_and_what_is_not_chosen_well_is_refused(make_record: Make, given: Job) -> None:
     given.context.service = make_record(gpus=[0])
     assert run(given, "leftovers").state == JobState.SUCCEEDED and given.of("leftovers")[-1]["service"] == "svc"
