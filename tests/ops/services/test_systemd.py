@@ -112,8 +112,12 @@ def test_a_restart_loop_is_failed_between_two_tries_and_ends_at_the_start_limit(
     assert waiting.state == "failed" and waiting.restarts and waiting.exit_code == 4 and "will do so again" in waiting.detail
     over = box.until(manager, lambda status: manager.facts()["state"] == "failed")
     assert over.restarts in (2, 3) and manager.facts()["restarts"] in (2, 3)
+    assert "and does so no more" in manager.status().detail
     manager.reset_failed()
     assert manager.start().invocation != over.invocation
+    box.until(manager, lambda status: manager.facts()["state"] == "failed")
+    over = manager.status()
+    assert manager.start().invocation != over.invocation, "who starts it by hand is let through the limit"
     box.until(manager, lambda status: "will" in status.detail)
     manager.terminate()
     assert box.until(manager, lambda status: status.state == "stopped").exit_code in (4, None)
