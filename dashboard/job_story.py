@@ -404,9 +404,11 @@ def _facts_after(job: Job, run: BenchmarkRun | None) -> list[dict[str, Any]]:
     serving = took - job.downtime_s if took is not None and job.downtime_s is not None and took >= job.downtime_s else None
     cells = [_cell("Took", *_clocked(took), small=f"{duration_words(serving)} of it while serving" if serving is not None else "")]
     if job.downtime_s is not None or (job.type != "stop" and any(s.downtime for s in job.steps.all())):
-        was = _clocked(job.downtime_s) if job.downtime_s is not None else ("not at all", "")
-        still = "it does not answer yet" if job.downtime_since is not None else "stop to first healthy answer" if job.downtime_s else ""
-        cells.append(_cell("Service down", *was, small=still, tone="warn" if job.downtime_since else ""))
+        lost = job.downtime_s is None and job.rollback == "failed"
+        was = _clocked(job.downtime_s) if job.downtime_s is not None else ("since then", "") if lost else ("not at all", "")
+        still = "it does not answer yet" if job.downtime_since is not None else "it did not answer when the job ended" if lost else \
+            "stop to first healthy answer" if job.downtime_s else ""
+        cells.append(_cell("Service down", *was, small=still, tone="fail" if lost else "warn" if job.downtime_since else ""))
     if plan := result.get("plan"):
         packages = plan.get("packages") or []
         changed = sum(1 for p in packages if p.get("change") != "same")

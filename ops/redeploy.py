@@ -31,6 +31,7 @@ from ops.jobs.pipeline import Context, Step
 from ops.records import Channel, ServiceRecord
 from ops.services import health, preflight, smoke, starting, state, stopping, warmup
 from ops.services.manager import manager_for
+from ops.services.status import ServiceState
 
 GPUS_FREE_S = 60.0
 ROOM_BYTES = 64 * 1024 * 1024  # a start needs some small files and a log
@@ -373,11 +374,23 @@ def start_last_good(context: Context) -> str:
         warmup.watch(context, record)
     except OpsError as error:
         if before != "failed":
+            _end_loop(context, record)
             raise
         stopping.stop(context, record)
         return f"{record.name} did not run before, and does not start: {error.what}"
     answers(context)
     return f"{record.name} answers again on {_name(releases.current(record))}"
+
+
+def _end_loop(context: Context, record: ServiceRecord) -> None:
+    """A service that crashes at each start, and that its manager starts again and again, stays down: nobody watches it from here on."""
+    status = manager_for(record).status()
+    if not status.restarting and not (status.restarts and status.state in (ServiceState.FAILED, ServiceState.STARTING)):
+        return
+    try:
+        context.log(f"It is not started again any more: {stopping.stop(context, record)}")
+    except OpsError as error:  # what kept it from starting is what the job tells first
+        context.log(f"It could not be stopped: {error.what}")
 
 
 def _make_room(context: Context) -> None:

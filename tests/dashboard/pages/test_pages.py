@@ -197,7 +197,10 @@ def test_a_failed_job_names_the_decisive_line_the_fix_and_the_rollback(visitor: 
 def test_a_failed_rollback_asks_for_a_person(visitor: Client, story: factory.Story) -> None:
     story.service(state="failed")
     job = story.failed_redeploy(rollback="failed")
-    assert "A person has to look" in text(visitor.get(f"/jobs/{job.number}/"))
+    seen = text(visitor.get(f"/jobs/{job.number}/"))
+    assert "A person has to look" in seen
+    type(job).objects.filter(pk=job.pk).update(downtime_s=None)
+    assert "Service down since then it did not answer when the job ended" in text(visitor.get(f"/jobs/{job.number}/"))
 
 
 def test_the_report_has_four_parts_and_its_markdown(visitor: Client, story: factory.Story) -> None:

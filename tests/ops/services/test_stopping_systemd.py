@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ops import redeploy
 from ops.gpus import processes
 from ops.gpus.source import MIB, GpuProcess
 from ops.jobs.errors import OpsError, Refused
@@ -97,3 +98,15 @@ def test_what_a_unit_left_is_looked_for_as_its_user(box: SystemdBox, told: dict[
     record = box.record("rh-user")
     expected = pwd.getpwnam("root") if told == {} else pwd.getpwuid(os.geteuid())
     assert ownership.user_of(record, Told(record)) == (expected.pw_uid, expected.pw_name)
+
+
+def test_an_undo_whose_start_crashes_at_each_try_leaves_no_restart_loop(box: SystemdBox, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = box.record(box.write("rh-undo", "echo RuntimeError: no weights; exit 4", "Restart=always", "RestartSec=1"), gpus=[])
+    monkeypatch.setattr(redeploy, "answers", lambda context: None)
+    job.context.service = record
+    job.context.facts["state_before"] = "healthy"
+    with pytest.raises(OpsError):
+        redeploy.start_last_good(job.context)
+    manager = SystemdManager(record)
+    assert not manager.status().restarting and not manager.pids() and manager.facts()["state"] in ("inactive", "failed")
+    assert any("It is not started again any more" in str(data.get("text")) for _, data in job.events)
