@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ops.jobs.redact import log_text
 from ops.records import ServiceRecord
-from ops.services import health, listeners
+from ops.services import health, launch, listeners
 from ops.services.state import write_file
 from ops.services.status import ServiceState, ServiceStatus
 
@@ -23,16 +24,19 @@ def status(record: ServiceRecord, *, invocation: str, stopping: bool, pids: Call
     """
     was_healthy = _was_healthy(record, invocation)
     answer = health.health(record.base_url, timeout_s=HEALTH_TIMEOUT_S)
-    if answer.ok and stopping:  # it may go on answering for a moment, or until its last stream ends
+    if answer.sensible and stopping:  # it may go on answering for a moment, or until its last stream ends
         return ServiceStatus(state=ServiceState.UNKNOWN, detail="It is being stopped, and still answers", **facts)
-    if answer.ok:
-        if not was_healthy and (other := listeners.foreign(health.port_of(record.base_url), pids())):
-            return ServiceStatus(state=ServiceState.STARTING, detail=f"Its port is answered by something else: {other}", **facts)
+    if answer.ok and not was_healthy and not stopping and (other := listeners.foreign(health.port_of(record.base_url), pids())):
+        return ServiceStatus(state=ServiceState.STARTING, detail=f"Its port is answered by something else: {other}", **facts)
+    if answer.sensible:
         if not was_healthy:
             with contextlib.suppress(OSError):  # a full disk: it is noted at a later look
                 write_file(healthy_file(record), invocation)
         return ServiceStatus(state=ServiceState.HEALTHY, detail="It answers", **facts)
     told = f"/health answers {answer.status}" if answer.status else answer.why
+    if answer.ok:
+        shown = log_text(answer.body[:80].decode(errors="replace"), launch.secrets(record)).strip()
+        told += f", but says nothing that a server says of its health: `{shown}`"
     if was_healthy or stopping:
         ending = "It is being stopped" if stopping else "It was healthy, but does not answer now"
         return ServiceStatus(state=ServiceState.UNKNOWN, detail=f"{ending}: {told}", **facts)

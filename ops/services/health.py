@@ -5,8 +5,11 @@ No proxy and no redirect: the address is the service's own.
 
 from __future__ import annotations
 
+import functools
 import http.client
+import io
 import json
+import socket
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +30,46 @@ class Answer:
     @property
     def ok(self) -> bool:
         return self.status == 200
+
+    @property
+    def sensible(self) -> bool:
+        """Whether it can be what a server says of its health: vLLM's /health has no body, others' a small JSON text; a page of a proxy is neither."""
+        if not self.ok or not self.body.strip():
+            return self.ok
+        try:
+            json.loads(self.body)
+        except (ValueError, RecursionError):
+            return False
+        return True
+
+
+class _Timed(io.RawIOBase):
+    """What a socket gives, until `end` (time.monotonic()): each read of a socket has a time limit, but many short ones have none together."""
+
+    def __init__(self, sock: socket.socket, end: float) -> None:
+        self._sock, self._raw, self._end = sock, sock.makefile("rb", buffering=0), end
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if (left := self._end - time.monotonic()) <= 0:
+            raise TimeoutError
+        self._sock.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Reply(http.client.HTTPResponse):
+    """One whose head, and whatever it is made to wait for before it (100 Continue), has come by `end`, and its body too."""
+
+    def __init__(self, sock: socket.socket, *arguments: Any, end: float, **more: Any) -> None:
+        super().__init__(sock, *arguments, **more)
+        self.fp.close()
+        self.fp = io.BufferedReader(_Timed(sock, end))
 
 
 def _connect(base_url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
@@ -62,6 +105,8 @@ def ask(base_url: str, path: str, *, payload: dict[str, Any] | None = None, time
     """One request, GET or (with `payload`) POST. A server that hangs or dribbles is given up after about `timeout_s`."""
     end = time.monotonic() + timeout_s
     connection, prefix = _connect(base_url, timeout_s)
+    connection.response_class = functools.partial(_Reply, end=end)  # type: ignore[assignment]
+    began = False
     headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
     try:
         if payload is None:
@@ -69,14 +114,12 @@ def ask(base_url: str, path: str, *, payload: dict[str, Any] | None = None, time
         else:
             connection.request("POST", prefix + path, body=json.dumps(payload), headers=headers | {"Content-Type": "application/json"})
         reply = connection.getresponse()
-        body = b""
+        body, began = b"", True
         while len(body) < limit_bytes and (part := reply.read1(min(65536, limit_bytes - len(body)))):
             body += part
-            if time.monotonic() > end:
-                return Answer(None, why=f"the answer did not end within {timeout_s:g} s")
         return Answer(reply.status, body)
     except TimeoutError:
-        return Answer(None, why=f"no answer within {timeout_s:g} s")
+        return Answer(None, why=f"the answer did not end within {timeout_s:g} s" if began else f"no answer within {timeout_s:g} s")
     except ConnectionRefusedError:
         return Answer(None, why="the port refuses connections")
     except (OSError, http.client.HTTPException) as error:

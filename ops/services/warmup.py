@@ -242,10 +242,9 @@ class _Watch:
         """Whether /health says that this service serves. Raises OpsError where something else answers at its port, or where a server that has started
         by its own log gives no answer, or nonsense, for a minute."""
         answer = health.health(self.record.base_url, timeout_s=self.HEALTH_S if listens else self.HEALTH_S / 2)
-        sensible = answer.ok and _is_health(answer.body)
         if answer.ok:
             self._ours()
-        if sensible:
+        if answer.sensible:
             return True
         if not listens or (not answer.ok and self.parser.current.phase != "healthy"):
             return False
@@ -543,17 +542,6 @@ def _cause(said: dict[str, Any], how: str) -> tuple[str, str]:
     if not said["fault"] or not said["text"]:
         return "", how
     return said["rule"], re.sub(r"0x[0-9a-f]+|[0-9a-f-]{8,}|\d+", "#", said["text"])
-
-
-def _is_health(body: bytes) -> bool:
-    """vLLM's /health has no body, others' a small JSON text; a page of a proxy is neither."""
-    if not body.strip():
-        return True
-    try:
-        json.loads(body)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _has_choices(body: bytes) -> bool:

@@ -10,6 +10,7 @@
                                         bare: no environment; lost: own session, no environment
      "health": 200, "chat": 200,        status codes
      "body": "text",                    what /health says; "slow": seconds that it takes to
+     "dribble": "head",                 each GET is answered a little at a time, without end: "head", "body", or "continue" (100s)
      "after": "path",                   does nothing before this file is there
      "runs": [{...}, {...}]}            another of these for each start (the last for all that follow); counted in the file `runs`
 """
@@ -34,6 +35,10 @@ if "runs" in PLAN:
 CHILD = "import signal, time, sys\nif 'stubborn' in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\ntime.sleep(120)"
 
 
+DRIBBLES = {"head": (b"HTTP/1.1 200 OK\r\n", b"X"), "body": (b"HTTP/1.1 200 OK\r\nContent-Length: 9999999\r\n\r\n", b" "),
+            "continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n")}
+
+
 class Handler(BaseHTTPRequestHandler):
     def log_message(self, *arguments: object) -> None:
         pass
@@ -44,8 +49,20 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def dribble(self, first: bytes, again: bytes) -> None:
+        try:
+            self.wfile.write(first)
+            while True:
+                self.wfile.write(again)
+                time.sleep(0.02)
+        except OSError:
+            self.close_connection = True  # whoever asked has given up
+
     def do_GET(self) -> None:
         time.sleep(PLAN.get("slow", 0))
+        if "dribble" in PLAN:
+            self.dribble(*DRIBBLES[PLAN["dribble"]])
+            return
         if self.path == "/v1/models" and "--served-model-name" in sys.argv:
             name = sys.argv[sys.argv.index("--served-model-name") + 1]
             self.answer(200, json.dumps({"object": "list", "data": [{"id": name, "object": "model"}]}).encode())

@@ -425,6 +425,7 @@ def test_a_manager_that_gives_up_is_said_to(restarted: Watched, job: Job) -> Non
 
 
 @pytest.mark.parametrize(("plan", "why"), [({"body": "<html>Welcome</html>"}, "Welcome"), ({"slow": 3}, "no answer within"),
+                                           ({"dribble": "head"}, "no answer within"), ({"dribble": "body"}, "did not end within"),
                                            ({"health": 503}, "503")])
 def test_a_health_endpoint_that_says_nothing_sensible_ends_the_watch(make_record: Make, job: Job, monkeypatch: pytest.MonkeyPatch,
                                                                     plan: dict[str, Any], why: str) -> None:
