@@ -3,10 +3,11 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 VENV ?= .venv
-WORKERS ?= 2
+# three on two cores: half of the time a test waits
+WORKERS ?= 3
 python = $(VENV)/bin/python
 up = $(python) manage.py up $(if $(PORT),--port $(PORT))
-pytest = $(python) -m pytest -q -n $(WORKERS) --dist loadfile --leftovers
+pytest = $(python) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --leftovers
 # the practice box has a state folder of its own, so that nothing of it mixes with real nodes
 practice = ROUNDHOUSE_STATE="$${ROUNDHOUSE_STATE:-$(CURDIR)/var/practice}"
 

@@ -15,6 +15,13 @@ from dashboard.embedded_redis import EmbeddedRedis
 pytest_plugins = ["tests.leftovers"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with few, long tests first: begun last, one of them would keep one worker busy while the others have nothing left to do."""
+    root = Path(__file__).parent
+    places = ("walks", "", "dashboard", "ops")
+    items.sort(key=lambda item: places.index(item.path.relative_to(root).parts[0] if item.path.parent != root else ""))
+
+
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """A new folder whose path is short enough for unix sockets; gone afterwards."""
