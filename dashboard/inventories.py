@@ -85,11 +85,13 @@ def changed(raw: Any) -> dict[str, Any] | None:
 
 def failure(raw: dict[str, Any]) -> dict[str, Any]:
     """One end that nobody asked for; keys as in `ops.services.failures`. `diagnosis` is null while it is being made, and where it says nothing that
-    a page could show."""
+    a page could show; `kernel` also from an older node."""
+    kernel = raw.get("kernel")
     return {"at": number(raw.get("at")), "ended_at": number(raw.get("ended_at")), "release": _text_or_none(raw.get("release"), 200),
             "invocation": text(raw.get("invocation"), 80), "exit_code": _whole(raw.get("exit_code")), "restarts": _whole(raw.get("restarts")),
             "detail": text(raw.get("detail"), TEXT_MAX), "where": text(raw.get("where"), TEXT_MAX),
-            "problem": text(raw.get("problem"), TEXT_MAX), "diagnosis": diagnosis(raw.get("diagnosis"))}
+            "problem": text(raw.get("problem"), TEXT_MAX), "diagnosis": diagnosis(raw.get("diagnosis")),
+            "kernel": {"problem": text(kernel.get("problem"), TEXT_MAX)} if isinstance(kernel, dict) else None}
 
 
 def diagnosis(raw: Any) -> dict[str, Any] | None:

@@ -414,6 +414,11 @@ def _facts_after(job: Job, run: BenchmarkRun | None) -> list[dict[str, Any]]:
         changed = sum(1 for p in packages if p.get("change") != "same")
         cells.append(_cell("Packages", f"{changed} {'would change' if job.type == 'plan' else 'changed' if job.state in DONE_STATES else 'planned'}",
                            small=f"of {len(packages)}"))
+    warmup = result.get("warmup") or {}
+    if job.type in ("start", "restart", "warmup") and warmup.get("total_s") is not None:
+        compared = _compared(warmup)
+        words = f"usually {duration_words(compared['median_s'])}" if compared else "to the first answer"
+        cells.append(_cell("Warmup", *_clocked(warmup["total_s"]), small=words))
     if smoke := result.get("smoke"):
         passed, left_out = (sum(1 for r in smoke if r.get("outcome") == outcome) for outcome in ("passed", "left out"))
         words = f"passed in {duration_words(sum(r.get('took_s') or 0 for r in smoke))}" + (f", {left_out} left out" if left_out else "")
@@ -510,7 +515,10 @@ def warmup_phases(job: Job, known: Usual, *, of: str = "warmup") -> dict[str, An
     failed = of == "warmup" and any(s.name == "warmup" and s.outcome in ("failed", "cancelled", "interrupted") for s in job.steps.all())
     total = ((job.result or {}).get("warmup") or {}) if of == "warmup" and not failed else {}
     usual_s = {one.get("phase"): one.get("usual_s") for one in total.get("phases") or []}
+    alone = "compared" in total and _compared(total) is None and total.get("cache") in ("hit", "miss")  # of the other state of the cache only
     for row in rows:
+        if alone:
+            row["usual"] = None
         if usual_s.get(row["phase"]) is not None:  # what the node told: of starts with the same compile cache
             row["usual"] = usual_s[row["phase"]]
         row["difference"] = row["took_s"] - row["usual"] if row.get("took_s") is not None and row.get("usual") is not None else None
@@ -524,7 +532,7 @@ def warmup_phases(job: Job, known: Usual, *, of: str = "warmup") -> dict[str, An
     return {"rows": shown, "bar": [] if failed else _phase_bar(rows, known), "since": started_at, "total_s": total.get("total_s"),
             "cache": total.get("cache"),
             "usual_s": known.warmup_s, "warmups": known.warmups, "has_usual": any(r.get("usual") is not None for r in rows),
-            "troubles": troubles, "try": 1 + sum(1 for one in troubles if one.get("kind") == "crash"), "compared": _compared(total),
+            "troubles": troubles, "try": 1 + sum(1 for one in troubles if one.get("kind") == "crash"), "compared": _compared(total), "alone": alone,
             "estimate_s": estimates[-1] if estimates and not job.is_final and not failed else None}
 
 

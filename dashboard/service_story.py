@@ -23,9 +23,11 @@ from dashboard.models import Job, JobEvent, Service
 from dashboard.templatetags.roundhouse import as_datetime
 from ops.jobs.events import EventType
 from ops.jobs.redact import HIDDEN
+from ops.services.failures import LIMIT_S, kernel_words, meaning
 
 WORDS = {"healthy": "it answers", "starting": "it does not answer yet", "stopped": "asked to, or never started", "failed":
          "it ended, and nobody asked for that", "unknown": "its node has not said"}
+READING_S = LIMIT_S + 60  # so long a log may be waited for: another may be read before it
 PROCESS_STOP_S = 30  # ops/services/process.py: how long a plain process may take to end
 
 
@@ -80,7 +82,7 @@ def _process_words(service: Service, status: dict[str, Any]) -> str:
 
 def exit_words(code: Any) -> str:
     """How a run ended, in words: an exit code, a signal's name, or that it was not seen."""
-    code = code if isinstance(code, int) and not isinstance(code, bool) else None
+    code = _code(code)
     if code is None:
         return "how it ended was not seen"
     if code == 0:
@@ -91,6 +93,10 @@ def exit_words(code: Any) -> str:
         return f"ended by {signal.Signals(-code).name}"
     except ValueError:
         return f"ended by signal {-code}"
+
+
+def _code(raw: Any) -> int | None:
+    return raw if isinstance(raw, int) and not isinstance(raw, bool) else None
 
 
 def trouble(service: Service, last: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -105,9 +111,12 @@ def trouble(service: Service, last: Sequence[dict[str, Any]]) -> dict[str, Any] 
     newest = _explained(service, last)
     code = status.get("exit_code")
     if service.state == "failed" and code == 0:
-        why.append("vLLM exits with code 0 when its engine dies, so the code says nothing.")
+        why.append(_code_0(newest["card"] if newest else None))
     elif service.state == "failed" and code is not None and (words := exit_words(code)).removeprefix("ended by ") not in why[0]:
         why.append(f"It {words}" if words.startswith("ended") else f"It left {words}")
+    if newest:
+        why += [newest["means"], newest["kernel"]] if newest is last[0] else []
+        why += [] if newest["card"] else [newest["log"]]
     title = f"{service.name} is stopped"
     if service.state == "failed":
         count = f"{here['restarts']} {'restart' if here['restarts'] == 1 else 'restarts'}"
@@ -127,19 +136,46 @@ def _sentence(words: str) -> str:
 
 
 def failures(service: Service) -> list[dict[str, Any]]:
-    """The last ends that nobody asked for, newest first: when, of which release, how, and `card` (a diagnosis as pages show it, or None)."""
+    """The last ends that nobody asked for, newest first: when, of which release, how, and `card` (a diagnosis as pages show it, or None);
+    `means`, `kernel` and `log`: what its signal means, whether the kernel was asked, what became of its log; `about`: the others in sentences."""
     rows = []
     for raw in reversed(listed(service.failures)):
         found = told(raw.get("diagnosis"))
         card = diagnosis_card(found, service=service) if found.get("fault") is True else None
         said = text(card.get("diagnosis")) or text(card.get("text")) if card else ""
-        rows.append({"at": as_datetime(number(raw.get("ended_at"))) or as_datetime(number(raw.get("at"))), "release": text(raw.get("release")),
-                     "exit": exit_words(raw.get("exit_code")), "code": raw.get("exit_code"), "restarts": whole(raw.get("restarts")),
-                     "detail": text(raw.get("detail")), "problem": text(raw.get("problem")), "card": card,
-                     "kind": text(found.get("kind")) if card else "", "invocation": text(raw.get("invocation")),
-                     "title": said or text(raw.get("detail")) or ("It ended, and its log could not be read" if text(raw.get("problem")) else
-                                                                  f"It ended: {exit_words(raw.get('exit_code'))}")})
+        row = {"at": as_datetime(number(raw.get("ended_at"))) or as_datetime(number(raw.get("at"))), "release": text(raw.get("release")),
+               "exit": exit_words(raw.get("exit_code")), "code": raw.get("exit_code"), "restarts": whole(raw.get("restarts")),
+               "detail": text(raw.get("detail")), "problem": text(raw.get("problem")), "card": card,
+               "kind": text(found.get("kind")) if card else "", "invocation": text(raw.get("invocation")), "log": _log_words(raw),
+               "means": "" if card else meaning(_code(raw.get("exit_code"))), "kernel": _kernel_words(raw, card),
+               "title": said or text(raw.get("detail")) or ("It ended, and its log could not be read" if text(raw.get("problem")) else
+                                                            f"It ended: {exit_words(raw.get('exit_code'))}")}
+        about = [row["detail"] if row["detail"] != row["title"] else "", _code_0(card) if row["code"] == 0 else "", row["means"], row["kernel"]]
+        rows.append({**row, "about": " ".join(_sentence(one) for one in about if one)})
     return rows
+
+
+def _code_0(card: dict[str, Any] | None) -> str:
+    return "" if card and "code 0" in card["diagnosis"] else "vLLM exits with code 0 when its engine dies, so the code says nothing"
+
+
+def _log_words(raw: dict[str, Any]) -> str:
+    """What became of its log, where it gave no cause."""
+    if problem := text(raw.get("problem")):
+        return f"Its log was not diagnosed: {problem}"
+    if told(raw.get("diagnosis")).get("fault") is False:
+        return "Its log names no cause."
+    noticed = number(raw.get("at"))
+    reading = noticed is not None and timezone.now().timestamp() - noticed < READING_S
+    return "Its log is being read." if reading else "What its log says is not known."
+
+
+def _kernel_words(raw: dict[str, Any], card: dict[str, Any] | None) -> str:
+    """Whether the kernel was asked, where it could have ended the service and the diagnosis is not already its word."""
+    kernel = raw.get("kernel")
+    if not isinstance(kernel, dict) or not ("kernel log" in card["fix"] if card else meaning(_code(raw.get("exit_code")))):
+        return ""
+    return "" if card and card["source"] == "kernel" else kernel_words(text(kernel.get("problem")))
 
 
 def newest_failure(service: Service) -> dict[str, Any] | None:

@@ -223,6 +223,15 @@ def seconds(value: Any) -> str:
 
 
 @register.filter
+def signed_seconds(value: Any) -> str:
+    """A difference in seconds, to a tenth: +0.4, −2.8, 0.0."""
+    if value is None or value == "":
+        return ""
+    number = round(float(value), 1)
+    return f"{MINUS}{-number:,.1f}" if number < 0 else f"+{number:,.1f}" if number else "0.0"
+
+
+@register.filter
 def ms_as_seconds(value: Any) -> str:
     """Short times: two digits below 10 s, since time to first token is told to 10 ms."""
     if value is None or value == "":
@@ -247,6 +256,12 @@ def whole(value: Any) -> str:
 @register.filter
 def gib(value: Any) -> str:
     return "" if value is None or value == "" else f"{float(value) / 2**30:,.1f}"
+
+
+@register.filter
+def mib(value: Any) -> str:
+    """A limit that was chosen in binary units: 64 MiB."""
+    return "" if value is None or value == "" else f"{float(value) / 2**20:,.4g}\u202fMiB"
 
 
 @register.filter

@@ -55,10 +55,10 @@ _DEFAULTS: dict[str, Any] = {"speed": 1.0, "port": None, "faults": {}, "in_place
 def set_up(paths: NodePaths, root: Path, *, speed: float = 1.0, port: int, in_place: bool | None = None) -> ServiceRecord:
     """Makes the practice box, or finds it: gives its service's record. Starts nothing.
 
-    A box that is there stays as it is, whatever was redeployed in it and whichever guards were set, except for wheels of an older Roundhouse,
-    `speed` and `port`. A half-made one is made anew, and so is one that is to be `in_place` and was not (None: as it was): its service's
-    environment may not move then, as where people have adopted one. Raises BadInput for a speed or port that cannot be, OpsError where a
-    folder cannot be written or uv fails.
+    A box that is there stays as it is, whatever was redeployed in it and whichever guards and smoke questions were set, except for wheels of an
+    older Roundhouse, launch settings, `speed` and `port`. A half-made one is made anew, and so is one that is to be `in_place` and was not (None:
+    as it was): its service's environment may not move then, as where people have adopted one. Raises BadInput for a speed or port that cannot be,
+    OpsError where a folder cannot be written or uv fails.
     """
     root = root.resolve()
     paths.make()
@@ -69,13 +69,14 @@ def set_up(paths: NodePaths, root: Path, *, speed: float = 1.0, port: int, in_pl
             (root / _READY).unlink(missing_ok=True)
         write_settings(root, speed=speed, port=port, in_place=in_place)
         wheelhouse = wheels.build(root / "wheelhouse")
-        guards = None
+        stored = None
         if _is_whole(paths, root):
-            guards = _guards_set(paths)
+            stored = _stored(paths)
         else:
             _build(paths, root, wheelhouse)
         record = _record(paths, root, port)
-        record.guards = record.guards if guards is None else guards
+        if stored is not None:  # flags and variables are the box's own again: with wrong ones it would not come up
+            record.guards, record.smoke_tests, record.smoke_without = stored.guards, stored.smoke_tests, stored.smoke_without
         _announce(paths, root, record)
         _write(root / _READY, {"release": _current(record)})
     return record
@@ -263,10 +264,10 @@ def _switch_and_tidy(record: ServiceRecord, release: Path) -> None:
             shutil.rmtree(other)
 
 
-def _guards_set(paths: NodePaths) -> list[dict[str, Any]] | None:
-    """The guards in the service's stored record: what people set stays until the box is reset. None where there is no record to read."""
+def _stored(paths: NodePaths) -> ServiceRecord | None:
+    """The service's stored record, with the guards and smoke questions that people set. None where there is none to read."""
     try:
-        return ServiceRecord.from_dict(json.loads((paths.announced / f"{SERVICE}.json").read_text(encoding="utf-8"))).guards
+        return ServiceRecord.from_dict(json.loads((paths.announced / f"{SERVICE}.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError, BadInput):
         return None
 

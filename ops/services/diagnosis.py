@@ -985,9 +985,14 @@ def _stalled(run: _Run, lines: int) -> Diagnosis:
 
 
 def _filled(text: str, facts: dict[str, str]) -> str:
-    """Fills {name}; what the log does not tell becomes a word that says so."""
+    """Fills {name}; what the log does not tell becomes a word that says so. Of names side by side, {one}{other}, those that it tells are enough."""
     unknown = {"env": "ENV", "model": "the model", "port": "PORT", "fits": "what the line says"}
-    return re.sub(r"\{(\w+)\}", lambda found: facts.get(found[1]) or unknown.get(found[1], "unknown"), text)
+
+    def fill(found: re.Match[str]) -> str:
+        names = re.findall(r"\w+", found[0])
+        return "".join(facts.get(name, "") for name in names) or unknown.get(names[0], "unknown")
+
+    return re.sub(r"(?:\{\w+\})+", fill, text)
 
 
 def _context(hit: _Hit) -> list[dict[str, Any]]:

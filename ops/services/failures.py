@@ -6,6 +6,7 @@
 
 `at` is when it was noticed, `ended_at` when it ended as far as that is known (seconds since the epoch), `restarts` how often its manager had started
 it again by itself until then, `where` its log for people, `problem` why there is no diagnosis, `diagnosis` what `told` gives; null while it is made.
+`kernel` comes with the diagnosis: whether the kernel's log of that time could be read, `{"problem": "" or why not}`.
 
 An end is noticed by the run's name (its invocation), not by a moment in which the service is seen down: a manager that starts it again at once, or a
 job that does, hides no crash. A log may have gigabytes, so it is read in a process of its own, at low priority and with a limit.
@@ -17,6 +18,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -333,6 +335,30 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one.get("at") == other.get("at") and one.get("invocation") == other.get("invocation")
 
 
+_NATIVE = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+
+
+def meaning(exit_code: int | None) -> str:
+    """What an end by a signal usually means, as a sentence; "" for any other end. Codes above 128 are a shell's or a container's for the same."""
+    number = 0 if exit_code is None else -exit_code if exit_code < 0 else exit_code - 128
+    try:
+        sent = signal.Signals(number)
+    except ValueError:
+        return ""
+    if sent == signal.SIGKILL:
+        return "SIGKILL comes from outside: from the kernel when memory has run out, from a manager whose time for a stop is over, or from a person."
+    if sent in _NATIVE:
+        return f"{sent.name} is a crash in native code (CUDA, NCCL, a kernel), not in Python."
+    return f"{sent.name} was sent from outside, by a person or a manager, and not by this console."
+
+
+def kernel_words(problem: str) -> str:
+    """Whether the kernel's log excludes a kill for memory, where the diagnosis names no line of it. `problem`: why it could not be read, or ""."""
+    if not problem:
+        return "The kernel's log of that time was read: it names no kill for memory, no segfault and no Xid."
+    return f"The kernel's log could not be read ({problem}): `journalctl -k` as root shows whether memory had run out."
+
+
 def told(found: Diagnosis, secrets: list[str]) -> dict[str, Any]:
     """A diagnosis as it may leave the node: without secrets and control characters, its texts cut."""
     said = {name: redact.log_text(value, secrets)[:TEXT_MAX] if isinstance(value, str) else value for name, value in found.as_dict().items()}
@@ -344,7 +370,8 @@ def told(found: Diagnosis, secrets: list[str]) -> dict[str, Any]:
 
 
 def diagnosed(record: ServiceRecord, failure: dict[str, Any]) -> dict[str, Any]:
-    """Reads the log of the run that ended. Gives `diagnosis`, or `problem`; of a unit also `exit_code` and `ended_at`, which the journal knows."""
+    """Reads the log of the run that ended. Gives `diagnosis` and `kernel`, or `problem`; of a unit also `exit_code` and `ended_at`, which the
+    journal knows."""
     from ops.services import kernel_log
 
     secrets = launch.secrets(record)
@@ -357,7 +384,7 @@ def diagnosed(record: ServiceRecord, failure: dict[str, Any]) -> dict[str, Any]:
         return {"problem": redact.log_text(f"{error.what}: {error.why}" if error.why else error.what, secrets)[:TEXT_MAX], **end}
     except OSError as error:
         return {"problem": f"Its log cannot be read: {error.strerror or error}"[:TEXT_MAX]}
-    return {"diagnosis": told(found, secrets), **end}
+    return {"diagnosis": told(found, secrets), "kernel": {"problem": redact.log_text(kernel.problem, secrets)[:CONTEXT_MAX]}, **end}
 
 
 def _found(record: ServiceRecord, failure: dict[str, Any], kernel: list[str]) -> Diagnosis:

@@ -48,7 +48,7 @@ if (warmups && document.getElementById("warmups")) {
   parts.forEach((part, n) => { const span = document.createElement("span"), swatch = document.createElement("i"); swatch.className = `swatch part-${n + 1}`; span.append(swatch, part.title); legend?.append(span); });
   // Two may have ended in the same minute: they stand by their place, and are named by job or time, and whether the compile cache was cold.
   const x = bars.map((_, n) => n), day = (bar) => bar.at ? written(new Date(bar.at), "short").replace(/ (?=\d\d:\d\d$)/, "<br>") : "", names = bars.map((bar) => (bar.job ? `#${bar.job}` : day(bar)) + (bar.cache === "miss" ? "<br>cold" : ""));
-  const times = bars.map((bar) => bar.total_s).sort((a, b) => a - b), usual = times[Math.floor(times.length / 2)];
+  const times = bars.map((bar) => bar.total_s).sort((a, b) => a - b), half = times.length >> 1, usual = times.length % 2 ? times[half] : (times[half - 1] + times[half]) / 2;
   chart("warmups", () => ({
     data: parts.map((part, n) => ({ type: "bar", name: part.title, x, y: bars.map((bar) => part.of(bar) / scale), width: bars.length < 3 ? 0.18 : 0.5,
       marker: { color: token(`part-${n + 1}`), line: { color: token("surface"), width: 1 } }, hovertemplate: `${part.title} %{y:.1f} ${minutes ? "min" : "s"}<extra></extra>` })),

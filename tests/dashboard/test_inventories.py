@@ -40,7 +40,8 @@ DIAGNOSIS: dict[str, Any] = {
     "context": [{"number": 3, "text": "CUDA error"}]}
 FAILURE: dict[str, Any] = {
     "at": 6.0, "ended_at": 5.5, "release": "r1", "invocation": "8f", "exit_code": 0, "restarts": 2, "detail": "It ended without being asked to",
-    "where": "journalctl --all _SYSTEMD_INVOCATION_ID=8f", "problem": "", "diagnosis": DIAGNOSIS}
+    "where": "journalctl --all _SYSTEMD_INVOCATION_ID=8f", "problem": "", "diagnosis": DIAGNOSIS,
+    "kernel": {"problem": "the journal: it may not be read"}}
 WARMUP: dict[str, Any] = {"at": 4.0, "release": "r1", "total_s": 81.5, "cache": "hit", "phases": {"load": 40.0, "capture": 12.5}}
 UNIT: dict[str, Any] = {"name": "vllm.service", "scope": "system", "state": "failed", "sub": "auto-restart", "result": "exit-code", "restarts": 3,
                         "enabled": "enabled", "needs_reload": False, "launcher_installed": True, "problem": None,

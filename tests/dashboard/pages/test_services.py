@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -95,10 +96,30 @@ def test_while_a_job_starts_it_the_page_leads_there(visitor: Client) -> None:
 
 def test_an_engine_that_died_with_code_0_is_a_failure_and_said(visitor: Client, story: factory.Story) -> None:
     change(state="failed", status={"state": "failed", "exit_code": 0, "detail": "Its process ended"}, failures=[
-        {**ran.failures()[0], "exit_code": 0, "diagnosis": None}])
+        {**ran.failures()[0], "exit_code": 0, "diagnosis": ran.diagnosis(fault=False)}])
     seen = text(visitor.get(SERVICE))
     assert "kimi-k25 does not answer" in seen and "exits with code 0 when its engine dies" in seen
-    assert "Its log names no cause that was found" in seen and "Start kimi-k25…" in seen
+    assert "Its log names no cause." in seen and "Start kimi-k25…" in seen
+
+
+@pytest.mark.parametrize(("kernel", "said"), [
+    ({"problem": ""}, "The kernel's log of that time was read: it names no kill for memory"),
+    ({"problem": "dmesg: Operation not permitted"}, "could not be read (dmesg: Operation not permitted): journalctl -k as root shows"), (None, None)])
+def test_a_killed_service_says_what_that_means_and_whether_the_kernel_was_asked(visitor: Client, story: factory.Story, kernel: Any,
+                                                                               said: str | None) -> None:
+    change(state="failed", status={"state": "failed", "exit_code": -9, "detail": "It ended without being asked to, by SIGKILL"}, failures=[
+        {**ran.failures()[-3], "exit_code": -9, "diagnosis": ran.diagnosis(fault=False), "kernel": kernel}])
+    seen = text(visitor.get(SERVICE))
+    assert seen.count("SIGKILL comes from outside: from the kernel when memory has run out") == 2, "above, and in the list"
+    assert said in seen if said else "kernel's log" not in seen
+
+
+def test_a_log_that_is_still_read_is_not_said_to_name_no_cause(visitor: Client, story: factory.Story) -> None:
+    for ago, said in ((5, "Its log is being read."), (5000, "What its log says is not known.")):
+        change(state="failed", status={"state": "failed", "exit_code": 1, "detail": "It ended"}, failures=[
+            {**ran.failures()[0], "at": time.time() - ago, "exit_code": 1, "diagnosis": None}])
+        seen = text(visitor.get(SERVICE))
+        assert said in seen and "names no cause" not in seen
 
 
 def test_the_last_failures_are_listed_newest_first_with_their_causes(visitor: Client, looping: factory.Story) -> None:
@@ -190,7 +211,7 @@ def test_what_no_job_can_mend_has_no_button(story: factory.Story) -> None:
 def test_a_stop_says_what_it_does_and_how_long_it_is_down(visitor: Client, looping: factory.Story) -> None:
     seen = text(visitor.get(f"{SERVICE}run/stop/"))
     assert "systemd asks vllm-kimi.service to end" in seen and "until somebody starts it" in seen and "about 11:24 min" in seen
-    assert "starts again with the machine" in seen and "An open stream holds the stop" in seen
+    assert "starts again with the machine" in seen and "An open stream can hold the stop" in seen
     change(state="starting", record={"manager": "process"})
     seen = text(visitor.get(f"{SERVICE}run/stop/"))
     assert "does not listen to being asked to end before it is up" in seen and "by force after 30&nbsp;s" in seen
@@ -326,6 +347,12 @@ def test_a_warmup_that_ended_is_held_against_those_with_the_same_cache(visitor: 
     assert job is not None
     seen = text(visitor.get(f"/jobs/{job.number}/?step=warmup"))
     assert "+1:52 against the usual 11:00 of 4 starts with the same compile cache; the last took 11:08" in seen
+    assert re.search(r"Load weights .* \+\d+\.\d s", seen) and "Warmup 12:52 min usually 11:00 min" in seen
+    job.result["warmup"]["compared"] = None
+    job.result["warmup"]["phases"] = [{**phase, "usual_s": None} for phase in job.result["warmup"]["phases"]]
+    job.save()
+    seen = text(visitor.get(f"/jobs/{job.number}/?step=warmup"))
+    assert "no earlier start with a warm compile cache to compare it with" in seen and "Usual" not in seen and "usually" not in seen
 
 
 def test_smoke_tests_show_what_was_asked_and_answered(visitor: Client, looping: factory.Story) -> None:

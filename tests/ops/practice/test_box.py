@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ops import smoke_set
 from ops.agent.config import NodeConfig, NodePaths
 from ops.environments import guard_list, guards, integrity, packages, releases
 from ops.jobs.errors import BadInput, OpsError
@@ -205,7 +206,7 @@ def test_a_folder_without_a_box_has_no_settings(tmp_path: Path) -> None:
         box.settings(tmp_path)
 
 
-def test_guards_that_people_set_stay_until_a_reset(own_box: PracticeBox) -> None:
+def test_guards_and_questions_that_people_set_stay_until_a_reset(own_box: PracticeBox) -> None:
     def stored() -> list[dict[str, Any]]:
         return list(json.loads((own_box.paths.announced / "kimi-k25.json").read_text())["guards"])
 
@@ -215,6 +216,10 @@ def test_guards_that_people_set_stay_until_a_reset(own_box: PracticeBox) -> None
         assert box.set_up(own_box.paths, own_box.root, speed=2.0, port=18997).guards == stored() == chosen
     (own_box.paths.announced / "kimi-k25.json").write_text("no record")
     assert box.set_up(own_box.paths, own_box.root, port=18997).guards == stored() == first
+    asked = [{"name": "greets", "title": "Greets", "prompt": "Say hello.", "kind": "contains", "expect": "hello"}]
+    smoke_set.store(own_box.paths, box.set_up(own_box.paths, own_box.root, port=18997), asked, ["tool"])
+    again = box.set_up(own_box.paths, own_box.root, port=18997)
+    assert ([test["name"] for test in again.smoke_tests], again.smoke_without) == (["greets"], ["tool"])
     guard_list.store(own_box.paths, "kimi-k25", [])
     box.reset(own_box.paths, own_box.root)
     assert stored() == first

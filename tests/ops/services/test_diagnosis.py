@@ -86,6 +86,7 @@ def test_without_any_rule_the_generic_search_names_the_line_mostly() -> None:
 def test_real_crashes_are_explained(name: str, kind: str, words: str) -> None:
     found = diagnose_file(FIXTURES / "vllm" / f"{name}.log")
     assert found.fault and found.kind == kind and words in found.text
+    assert not re.search(r"\S+unknown\b", found.diagnosis + found.fix), "of two ways to name a thing, one is enough"
 
 
 @pytest.mark.parametrize("path", sorted((FIXTURES / "vllm").glob("s*.log")), ids=lambda path: path.stem)

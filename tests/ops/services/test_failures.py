@@ -116,6 +116,18 @@ def test_a_process_that_was_killed_is_a_failure_by_that_signal(make_record: Make
     wait_for(lambda: look(watch, record), 30)
     found, = all_read(watch, record)
     assert (found["exit_code"], found["diagnosis"]["fault"]) == (-9, False) and "SIGKILL" in found["detail"]
+    assert set(found["kernel"]) == {"problem"} and failures.kernel_words(found["kernel"]["problem"])
+
+
+@pytest.mark.parametrize(("code", "said"), [(-9, "from the kernel when memory has run out"), (137, "from a manager whose time for a stop is over"),
+                                            (-11, "SIGSEGV is a crash in native code"), (-15, "SIGTERM was sent from outside")])
+def test_an_end_by_a_signal_says_what_that_usually_means(code: int, said: str) -> None:
+    assert said in failures.meaning(code)
+
+
+@pytest.mark.parametrize("code", [None, 0, 1, 3, 127, 255, -200])
+def test_any_other_end_has_no_meaning_of_its_own(code: int | None) -> None:
+    assert failures.meaning(code) == ""
 
 
 def test_a_process_that_the_kernel_killed_is_explained_by_the_kernels_log(make_record: Make, watch: Watch, tmp_path: Path,
@@ -133,6 +145,7 @@ def test_a_process_that_the_kernel_killed_is_explained_by_the_kernels_log(make_r
     wait_for(lambda: look(watch, record), 30)
     found, = all_read(watch, record)
     assert (found["diagnosis"]["source"], found["diagnosis"]["line"]) == ("kernel", None)
+    assert found["kernel"] == {"problem": ""}
     assert "Killed process 4711" in found["diagnosis"]["text"] and found["diagnosis"]["fix"]
 
 
