@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 HIDDEN = "[redacted]"
 
@@ -62,9 +63,20 @@ _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u2
 _UNSAFE_BUT_ESCAPE = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]")
 
 
+_OF_ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,20}://(?:[^\s/@:'\"]*:([^\s/'\"]+)|([^\s/@:'\"]{16,}))@")
+
+
 def secret_values(environment: Mapping[str, str]) -> list[str]:
-    """Values of the variables whose names say that they are secret, longest first. Values under 6 characters hide too much else."""
-    return sorted({value for name, value in environment.items() if _SECRET_VARIABLE.search(name) and len(value) >= 6}, key=len, reverse=True)
+    """Values of the variables whose names say that they are secret, and passwords in addresses of any variable, longest first. Values under 6
+    characters hide too much else."""
+    found = {value for name, value in environment.items() if _SECRET_VARIABLE.search(name)} | _of_addresses(environment.values())
+    return sorted((value for value in found if len(value) >= 6), key=len, reverse=True)
+
+
+def _of_addresses(texts: Iterable[str]) -> set[str]:
+    """Passwords and tokens in addresses (scheme://user:password@host), as they stand there and decoded: a client names them without the address."""
+    found = {password or token for text in texts if "://" in text for password, token in _OF_ADDRESS.findall(text)}
+    return found | {unquote(secret) for secret in found}
 
 
 _SECRET_FLAG = re.compile(rf"(?i)--(?:[a-z0-9]+[_-])*{_PRIVATE_NAME}\Z|(?i:--(?:[a-z0-9]+[_-])*(?:password|token|secret))\Z")
@@ -108,8 +120,9 @@ def _redacted(value: Any) -> Any:
 
 def record_secrets(record: Mapping[str, Any]) -> list[str]:
     """The secret values that a service record holds, in its variables and its flags. Values under 6 characters hide too much else."""
-    named = [secret for _, secret in _marked(record.get("flags") or []) if len(secret) >= 6]
-    return [*secret_values(record.get("env") or {}), *named]
+    flags = record.get("flags") or []
+    named = {secret for _, secret in _marked(flags)} | _of_addresses(flags)
+    return [*secret_values(record.get("env") or {}), *sorted(secret for secret in named if len(secret) >= 6)]
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:

@@ -10,6 +10,8 @@
 Variables out of files (`record.env_files`, the EnvironmentFile= of an adopted unit) are read at each start, and override env.json as systemd
 does: what is secret stays in those files, and a change of them counts from the next start on.
 
+`former-secrets.json` (mode 0600) keeps secrets that these files held before: a run that goes on, and the logs of earlier ones, still hold them.
+
 It needs sh to find itself, and the release's own interpreter for the rest. `record.json` beside it is the record that they came from.
 """
 
@@ -22,7 +24,9 @@ from ops.jobs import redact
 from ops.jobs.errors import BadInput, OpsError
 from ops.records import ServiceRecord
 from ops.services import env_files
-from ops.services.state import write_file
+from ops.services.state import read_json, write_file
+
+FORMER_MAX = 100  # secrets of earlier settings that are kept from pages and journals
 
 LAUNCH = """\
 #!/bin/sh
@@ -87,6 +91,7 @@ def write(record: ServiceRecord) -> Path:
     try:
         record.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (record.folder / "logs").mkdir(mode=0o700, exist_ok=True)
+        _keep_former(record)
         for name, (content, mode) in texts.items():
             path = record.folder / name
             if not _holds(path, content, mode):
@@ -111,8 +116,31 @@ def variables(record: ServiceRecord) -> dict[str, str]:
 
 
 def secrets(record: ServiceRecord) -> list[str]:
-    """The secret values that its server may write into its log: of its flags, its variables, and what its environment files hold now."""
-    return redact.record_secrets({**record.as_dict(), "env": variables(record)})
+    """The secret values that its server may write into its log, or wrote into an earlier one: of its flags, its variables, what its environment
+    files hold now, and of settings that it had before."""
+    return [*redact.record_secrets({**record.as_dict(), "env": variables(record)}), *_former(record)]
+
+
+def _former(record: ServiceRecord) -> list[str]:
+    """Oldest first. Empty where the file cannot be read: what is known is hidden all the same."""
+    try:
+        kept = (read_json(record.folder / "former-secrets.json") or {}).get("secrets")
+    except OpsError:
+        return []
+    return [one for one in kept if isinstance(one, str) and one] if isinstance(kept, list) else []
+
+
+def _keep_former(record: ServiceRecord) -> None:
+    """Adds to the former secrets what the files hold and the record does not, before they are replaced. Raises OSError."""
+    try:
+        settings, env = (read_json(record.folder / name) or {} for name in ("launch.json", "env.json"))
+        held = redact.record_secrets({"flags": settings.get("flags"), "env": env})
+    except (OpsError, AttributeError, TypeError):
+        return  # a file that somebody has spoilt: nothing can be read out of it
+    known = _former(record)
+    new = [secret for secret in held if secret not in redact.record_secrets(record.as_dict()) and secret not in known]
+    if new:
+        write_file(record.folder / "former-secrets.json", _json({"secrets": [*known, *new][-FORMER_MAX:]}))
 
 
 def _json(value: object) -> str:

@@ -69,6 +69,13 @@ def test_known_values_are_hidden_wherever_they_stand() -> None:
     assert redact.redact("a very-secret b k3y-value", secrets) == f"a {redact.HIDDEN} b {redact.HIDDEN}"
 
 
+def test_passwords_in_addresses_are_known_wherever_they_are_said() -> None:
+    """A client's error names the password without the address."""
+    record = {"env": {"PROXY": "http://anna:pass%2Fword1@proxy:3128/", "A": "https://tokentokentoken1234@h/", "B": "http://u:short@h/", "C": "x@y.z"},
+              "flags": ["--x", "redis://:flag-password@h/0"]}
+    assert set(redact.record_secrets(record)) == {"pass%2Fword1", "pass/word1", "tokentokentoken1234", "flag-password"}
+
+
 def test_a_record_leaves_its_node_without_its_secrets() -> None:
     record = {"name": "x", "base_url": "http://u:CANARY@127.0.0.1:8000",
               "flags": ["--api-key", "CANARY1", "CANARY2", "--port", "8000", "--hf-token=CANARY3", "--ssl-password", "CANARY4", "--x",

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,21 @@ def test_environment_files_are_read_at_each_start_and_override(make_record: Call
     assert started(record, tmp_path)["HF_TOKEN"] == "new"
     assert not [path for path in record.folder.iterdir() if path.is_file() and "can ary" in path.read_text()], "secrets stay in their file"
     assert launch.variables(record)["HF_TOKEN"] == "new"
+
+
+def test_secrets_of_earlier_settings_stay_known(make_record: Callable[..., ServiceRecord]) -> None:
+    """A run that goes on, and older logs, still hold them."""
+    first = make_record(flags=["--api-key", "first-key"], env={"HF_TOKEN": "first-token", "URL": "http://u:first-password@h/"})
+    launch.write(first)
+    assert not (first.folder / "former-secrets.json").exists()
+    second = replace(first, flags=["--api-key", "second-key"], env={"HF_TOKEN": "second-token"})
+    launch.write(second)
+    launch.write(replace(second, env={}))
+    kept = first.folder / "former-secrets.json"
+    assert {"first-key", "first-token", "first-password", "second-token"} <= set(launch.secrets(replace(second, env={})))
+    assert kept.stat().st_mode & 0o777 == 0o600
+    kept.write_text("spoilt")
+    assert launch.secrets(second) == ["second-token", "second-key"]
 
 
 def test_a_missing_environment_file_is_said_clearly(make_record: Callable[..., ServiceRecord], tmp_path: Path) -> None:
