@@ -39,6 +39,7 @@ INTEGRITY_EVERY_S = 30 * 60.0  # hashing every file of an environment costs a pr
 MODELS_EVERY_S = 10.0
 PACKAGES_EVERY_S = 2.0  # a look at folders' times; the packages are read only when these changed
 UNIT_EVERY_S = 15.0  # facts of a unit that did not change its state meanwhile
+HEALTH_EVERY_S = 5.0  # a healthy service is asked; its process is looked at each second
 REMEMBER_EVERY_S = 15.0  # pids of a service whose processes did not change meanwhile
 
 
@@ -227,7 +228,7 @@ class Telemetry:
         try:
             manager = None
             try:
-                manager = manager_for(record)
+                manager = manager_for(record, health_every_s=HEALTH_EVERY_S)
                 status = manager.status()
                 pids = manager.pids()
             except OpsError as error:

@@ -1,4 +1,5 @@
-"""Does the server answer, and does it serve? Plain HTTP with the standard library: asked once a second for each service.
+"""Does the server answer, and does it serve? Plain HTTP with the standard library: asked once a second for each service
+that starts, now and then for one that answers.
 
 No proxy and no redirect: the address is the service's own.
 """

@@ -84,10 +84,14 @@ class Manager(Protocol):
         ...
 
 
-def manager_for(record: ServiceRecord) -> Manager:
-    """The manager of this service. Raises BadInput for a unit that is none."""
+def manager_for(record: ServiceRecord, *, health_every_s: float = 0) -> Manager:
+    """The manager of this service. Raises BadInput for a unit that is none.
+
+    `health_every_s`: a run that answered its health question is taken to answer for so long, in this process; how its processes are is looked
+    at each time. vLLM writes a line of log for each question.
+    """
     if record.manager == "process":
-        return ProcessManager(record)
+        return ProcessManager(record, health_every_s=health_every_s)
     from ops.services.systemd import SystemdManager
 
-    return SystemdManager(record)
+    return SystemdManager(record, health_every_s=health_every_s)

@@ -34,8 +34,10 @@ _FIELDS = {"pid", "start_ticks", "boot_id", "invocation", "log", "release", "sto
 class ProcessManager:
     """Implements Manager. Holds no state of its own: any process may make one and sees the same service."""
 
-    def __init__(self, record: ServiceRecord) -> None:
+    def __init__(self, record: ServiceRecord, *, health_every_s: float = 0) -> None:
+        """`health_every_s`: see manager.manager_for."""
         self.record = record
+        self.health_every_s = health_every_s
         self._file = record.folder / "process.json"
         self._exit_file = record.folder / "exit.json"
 
@@ -57,7 +59,8 @@ class ProcessManager:
         if not processes.is_alive(pid, ticks):
             return self._ended(known, common)
         common |= {"pid": pid, "start_ticks": ticks, "started_at": processes.started_at(ticks)}
-        return answering.status(self.record, invocation=known["invocation"], stopping=known["stopping"], pids=self.pids, facts=common)
+        return answering.status(self.record, invocation=known["invocation"], stopping=known["stopping"], pids=self.pids, facts=common,
+                                every_s=self.health_every_s)
 
     def _ended(self, known: dict[str, Any], common: dict[str, Any]) -> ServiceStatus:
         code, common = self._exit_code(known), {**common, "since": self._ended_at(known), "ended_at": self._ended_at(known)}

@@ -66,9 +66,10 @@ _MAIN_EXITED = "98e322203f7a4ed290d09fe03c09fe15"
 class SystemdManager:
     """One unit. Holds no state of its own: any process may make one and sees the same service."""
 
-    def __init__(self, record: ServiceRecord) -> None:
-        """Raises BadInput if the record's unit is no service unit's name."""
+    def __init__(self, record: ServiceRecord, *, health_every_s: float = 0) -> None:
+        """`health_every_s`: see manager.manager_for. Raises BadInput if the record's unit is no service unit's name."""
         self.record = record
+        self.health_every_s = health_every_s
         self.unit = unit_files.unit_name(record.unit)
         self.user = record.unit_scope == "user"
         self._memory_file = record.folder / "unit.json"
@@ -111,7 +112,8 @@ class SystemdManager:
             if active == "activating" and sub not in ("start", "start-post"):
                 return ServiceStatus(state=ServiceState.STARTING, detail=f"{starts}: {sub}", **facts)
             stopping = active == "deactivating" or memory.get("stopping") is True
-            return answering.status(self.record, invocation=invocation, stopping=stopping, pids=lambda: self._pids(told), facts=facts, starts=starts)
+            return answering.status(self.record, invocation=invocation, stopping=stopping, pids=lambda: self._pids(told), facts=facts, starts=starts,
+                                    every_s=self.health_every_s)
         if active in _ACTIVE:
             return ServiceStatus(state=ServiceState.UNKNOWN, detail=f"The unit is {active} ({sub}) without a main process", **facts)
         if active == "activating" and sub != "auto-restart":

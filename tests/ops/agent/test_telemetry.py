@@ -69,7 +69,7 @@ class Unit(Manager, SystemdManager):
 def fakes(monkeypatch: pytest.MonkeyPatch) -> tuple[Source, Manager]:
     source, services = Source(), Manager()
     monkeypatch.setattr(open_source, "open_source", lambda config: source)
-    monkeypatch.setattr(manager, "manager_for", lambda record: services)
+    monkeypatch.setattr(manager, "manager_for", lambda record, **settings: services)
     monkeypatch.setattr(telemetry, "OLD_S", 1.5)
     monkeypatch.setattr(telemetry, "PACKAGES_EVERY_S", 0.2)
     return source, services
@@ -165,7 +165,7 @@ def test_facts_of_a_unit_are_asked_for_when_its_state_changes_and_not_at_each_lo
     unit = Unit(asked)
     path = node.paths.announced / "a.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"manager": "systemd", "unit": "vllm.service"}))
-    monkeypatch.setattr(manager, "manager_for", lambda record: unit)
+    monkeypatch.setattr(manager, "manager_for", lambda record, **settings: unit)
     until(lambda: running.announcement()["services"][0].get("unit") == {"name": "vllm.service", "state": "healthy"}, 10)
     unit.now = ServiceStatus(state="stopped", invocation="1f", restarts=0)
     until(lambda: running.announcement()["services"][0]["unit"]["state"] == "stopped", 10)

@@ -79,3 +79,28 @@ def test_a_request_that_is_answered_in_time_is_not_cut(make_record: Make) -> Non
     ProcessManager(record).start()
     answer = wait_for(lambda: found if (found := health.health(record.base_url)).status else None)
     assert answer.sensible and len(answer.body) > 3000
+
+
+def test_a_healthy_process_is_asked_now_and_then_and_its_death_is_seen_at_once(make_record: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, asked = make_record({"serve": True}), []
+    launch.write(record)
+
+    def ask(base_url: str, **settings: Any) -> health.Answer:
+        asked.append(base_url)
+        return health.ask(base_url, "/health", **settings)
+
+    monkeypatch.setattr(health, "health", ask)
+    manager = manager_for(record, health_every_s=3600)
+    manager.start()
+    wait_for(lambda: manager.status().state == "healthy")
+    asked.clear()
+    assert [manager.status().state for _ in range(5)] == ["healthy"] * 5 and not asked
+    assert ProcessManager(record).status().state == "healthy" and len(asked) == 1  # jobs keep their own pace
+    manager.kill()
+    wait_for(lambda: manager.status().state == "stopped")
+    manager.start()  # another process: what the one before it answered counts no more
+    assert manager.status().state == "starting" or len(asked) > 1
+    wait_for(lambda: manager.status().state == "healthy")
+    monkeypatch.setattr(answering.time, "monotonic", lambda now=answering.time.monotonic: now() + 7200)
+    asked.clear()
+    assert manager.status().state == "healthy" and len(asked) == 1
