@@ -379,13 +379,14 @@ def diagnose_log(context: Context) -> str:
     context.emit(EventType.DIAGNOSIS, said | {"service": record.name, "exit_code": status.exit_code, "log": where})
     if found.fault:
         line = f"line {found.line:,}: " if found.line else ""
+        if "kernel log" in found.fix and found.source != "kernel":
+            context.finding("diagnosis", "note", failures.kernel_words(kernel.problem))
         return f"{found.lines:,} lines; {line}{(said['text'] or said['diagnosis'])[:200]}"
     if ended:
-        engine = "vLLM ends with code 0 when its engine dies. " if status.exit_code == 0 else ""
-        unread = f" (it could not be read: {kernel.problem})" if kernel.problem else ""
-        context.finding("diagnosis", "warning", f"{status.detail}; its log names no cause",
-                        why=f"{engine}Somebody, or the kernel, may have ended it: a killed process writes nothing",
-                        fix=f"Look at the kernel log{unread} for an out-of-memory kill or an Xid line")
+        engine = "vLLM ends with code 0 when its engine dies." if status.exit_code == 0 else ""
+        means = failures.meaning(status.exit_code) or "A killed process writes nothing: the kernel or a person may have ended it."
+        context.finding("diagnosis", "warning", f"{status.detail}; its log names no cause", why=f"{engine} {means}".strip(),
+                        fix=failures.kernel_words(kernel.problem))
         return f"{found.lines:,} lines that name no cause; {status.detail}"
     return f"{found.lines:,} lines, no fault ({found.state})" if found.lines else "it has no log: it never ran here"
 
