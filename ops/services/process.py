@@ -28,6 +28,7 @@ from ops.services.status import ServiceState, ServiceStatus
 MARK = "SERVICE_INVOCATION"
 STOP_LIMIT_S = 30.0
 LOGS_KEPT = 20
+_EXIT_S = 1.0  # for the keeper to write down how the process ended: a loaded machine, a slow disk
 _FIELDS = {"pid", "start_ticks", "boot_id", "invocation", "log", "release", "stopping"}
 
 
@@ -63,6 +64,7 @@ class ProcessManager:
                                 every_s=self.health_every_s)
 
     def _ended(self, known: dict[str, Any], common: dict[str, Any]) -> ServiceStatus:
+        self._wait_for_keeper(known)
         code, common = self._exit_code(known), {**common, "since": self._ended_at(known), "ended_at": self._ended_at(known)}
         if known["stopping"]:
             return ServiceStatus(state=ServiceState.STOPPED, exit_code=code, detail="It was stopped", **common)
@@ -231,6 +233,14 @@ class ProcessManager:
         if ended is None or ended["pid"] != known["pid"] or ended["start_ticks"] != known["start_ticks"]:
             return None
         return ended
+
+    def _wait_for_keeper(self, known: dict[str, Any]) -> None:
+        """A process that has just ended is a zombie until its keeper (ops/services/spawner.py) has written down how."""
+        end = time.monotonic() + _EXIT_S
+        while (found := processes.look(known["pid"])) is not None and found.start_ticks == known["start_ticks"] and found.state == "Z":
+            if self._exit(known) is not None or time.monotonic() > end:
+                return
+            time.sleep(0.01)
 
     def _exit_code(self, known: dict[str, Any]) -> int | None:
         ended = self._exit(known)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -100,6 +101,20 @@ def test_the_exit_code_of_a_crash_is_known(make_record: Make) -> None:
     manager = started(make_record({"log": [[0, "boom\n"]], "exit": 7}))
     wait_for(lambda: manager.status().exit_code == 7)
     assert manager.status().state == "failed"
+
+
+def test_an_end_that_is_not_written_down_yet_is_waited_for(make_record: Make) -> None:
+    manager = started(make_record({"serve": True}))
+    pid = manager.status().pid or 0
+    keeper = processes.look(pid).parent  # type: ignore[union-attr]
+    os.kill(keeper, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: processes.look(pid).state == "Z")  # type: ignore[union-attr]
+    assert manager.status().exit_code is None  # it waits for some time, not for ever
+    later = threading.Timer(0.3, os.kill, (keeper, signal.SIGCONT))
+    later.start()
+    assert manager.status().exit_code == -9 and manager.status().ended_at is not None
+    later.join()
 
 
 def test_a_lost_keeper_leaves_the_exit_code_unknown(make_record: Make) -> None:
