@@ -14,11 +14,13 @@ from tests.fakes.node import FakeNode, until
 
 
 def killed(node: FakeNode, step: str = "talk", **params: object) -> str:
-    """A job whose runner was killed in `step`."""
+    """A job whose runner was killed in `step`, once the program of the step (`argv`) runs."""
     order = node.order(**{"seconds": 30, **params})
     runner.start(node.paths, order)
     node.in_step(order.job, step)
     found = node.runner(order.job)
+    if "argv" in params:  # a step begins before its program does
+        until(lambda: marks.marked(order.job, leave={found.pid}), 20, "the step's program runs")
     os.kill(found.pid, signal.SIGKILL)
     until(lambda: not found.lives(), 5)
     return order.job
