@@ -115,7 +115,7 @@ class Watch:
                 self._note(record, ended)
         known = before if before is not None and before.invocation == status.invocation else None
         began_at = status.started_at if status.started_at is not None else known.began_at if known is not None else None
-        settings = known.settings if known is not None else pending.started_with(record, began_at)
+        settings = known.settings if known is not None else pending.started_with(record, began_at, status.invocation)
         self._seen[name] = now = _Run(status.invocation, status.restarts, status.release, began_at, status.log_where, status.state, settings)
         if now.invocation and known is None:
             self._store(record, None, now)

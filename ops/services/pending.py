@@ -1,13 +1,19 @@
-"""Were the launch settings changed since the process that runs was started? What a start was given is noted when its run is first seen."""
+"""Were the launch settings changed since the process that runs was started? What a start was given is noted when it is started, else when its run is
+first seen: then the files' times say whether they were changed before. A wall clock that is set shows in those alone.
+
+    state.json: "started": {"invocation", "settings": digest}   the run that Roundhouse started last
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from pathlib import Path
 
 from ops.jobs.errors import OpsError
 from ops.records import ServiceRecord
+from ops.services import state
 from ops.services.state import read_json
 
 _CLOCK_S = 2.0  # a process's start is known to about a second, and its settings may be written just before it
@@ -20,10 +26,20 @@ def digest(record: ServiceRecord) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def started_with(record: ServiceRecord, started_at: float | None) -> str | None:
+def note_start(record: ServiceRecord, invocation: str, given: str) -> None:
+    """Keeps what this run was given (`digest`, from before its start). Not on a full disk: then the files' times have to do."""
+    if invocation:
+        with contextlib.suppress(OSError, OpsError):
+            state.change(record, lambda known: known.update(started={"invocation": invocation, "settings": given}))
+
+
+def started_with(record: ServiceRecord, started_at: float | None, invocation: str = "") -> str | None:
     """`digest` of what a process was given that started at `started_at` (seconds since the epoch); None if that is others than the record's now,
     or was changed since. A service that was never started by Roundhouse was given what its record says: that was read from it."""
     try:
+        started = state.read(record).get("started")
+        if isinstance(started, dict) and invocation and started.get("invocation") == invocation:
+            return now if (now := digest(record)) == started.get("settings") else None
         given, env = read_json(record.folder / "launch.json"), read_json(record.folder / "env.json")
     except OpsError:
         return None

@@ -7,7 +7,7 @@ import time
 from ops.jobs.errors import OpsError
 from ops.jobs.pipeline import Context
 from ops.records import ServiceRecord
-from ops.services import launch, ownership
+from ops.services import launch, ownership, pending
 from ops.services.manager import Manager, manager_for
 from ops.services.status import ServiceState
 
@@ -21,8 +21,9 @@ def start(context: Context, record: ServiceRecord) -> str:
     """
     launch.write(record)
     manager = manager_for(record)
-    note = _what_runs(record, manager)
+    note, given = _what_runs(record, manager), pending.digest(record)
     status = manager.start()
+    pending.note_start(record, status.invocation, given)
     end = time.monotonic() + _LOOK_S
     while time.monotonic() < end and status.state not in {ServiceState.FAILED, ServiceState.STOPPED}:
         context.sleep(0.1)

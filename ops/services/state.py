@@ -4,7 +4,8 @@
      "last_good": "release name",          the release that last passed everything
      "warmups": [{"at", "release", "total_s", "cache", "phases": {phase: seconds}}, ...],   the last 20, oldest first
      "failures": [...], "last_run": {...},  see failures.py
-     "runs": [...]}                         see ownership.py
+     "runs": [...],                         see ownership.py
+     "started": {...}}                      see pending.py
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ import pytest
 
 from ops.jobs.errors import OpsError
 from ops.records import ServiceRecord
-from ops.services import failures, launch, pending, state
+from ops.services import failures, launch, pending, starting, state
 from ops.services.failures import Watch
 from ops.services.manager import Manager
 from ops.services.process import ProcessManager
 from ops.services.status import ServiceStatus
-from tests.ops.services.conftest import wait_for
+from tests.ops.services.conftest import Job, wait_for
 
 Make = Callable[..., ServiceRecord]
 
@@ -286,6 +286,23 @@ def test_what_an_agent_sees_first_when_settings_were_changed_after_the_start_is_
     os.utime(file, (now + 60, now + 60))
     assert pending.started_with(record, now) is None
     assert pending.started_with(replace(record, flags=["--other"]), now) is None
+
+
+def test_a_clock_that_was_set_back_since_a_start_makes_nothing_pending(make_record: Make, job: Job, tmp_path: Path) -> None:
+    """Its start looks earlier than the writing of its settings then."""
+    file = tmp_path / "env"
+    file.write_text("A=1\n")
+    record = make_record(env_files=[str(file)])
+    starting.start(job.context, record)
+    status = ProcessManager(record).status()
+    hour_ago = time.time() - 3600
+    assert pending.started_with(record, hour_ago, status.invocation) == pending.digest(record)
+    assert pending.started_with(record, hour_ago, "another run") is None
+    watch = Watch()  # of an agent that sees it for the first time
+    watch.look(record, replace(status, started_at=hour_ago), ProcessManager(record))
+    assert watch.is_pending(record) is False
+    file.write_text("A=2 \n")
+    assert watch.is_pending(record) is True and pending.started_with(record, hour_ago, status.invocation) is None
 
 
 def test_a_state_that_cannot_be_read_stops_no_look(make_record: Make, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
