@@ -114,25 +114,42 @@ def changed(own: ServiceRecord, flags: Any, env: Mapping[str, str | None] | None
 
 
 def store(context: Context, own: ServiceRecord, record: ServiceRecord) -> list[str]:
-    """Writes the record, and the launcher's files where the service has its folder; gives their paths. Raises OpsError; then all is as it was."""
+    """Writes the launcher's files where the service has its folder, and then the record; gives their paths. Raises OpsError; then all is as it was.
+
+    The record comes last, for it is what counts: each start writes the launcher's files from it. So what is left where neither can be written nor
+    put back (a full disk) is the old record, and its next start puts the files right; that is told then.
+    """
     path = Path(os.path.realpath(context.paths.announced / f"{own.name}.json"))
+    has_folder = record.folder.is_dir()
     try:
-        before = path.read_text(encoding="utf-8")
-        raw = {**json.loads(before), "flags": record.flags, "env": record.env, "base_url": record.base_url,
+        if has_folder:
+            launch.write(record)
+        _write_record(path, record)
+    except OpsError as error:
+        if has_folder:
+            _put_back(own, error)
+        raise
+    return [str(path), *(str(record.folder / name) for name in (("launch.json", "flags.json", "env.json") if has_folder else ()))]
+
+
+def _write_record(path: Path, record: ServiceRecord) -> None:
+    try:
+        raw = {**json.loads(path.read_text(encoding="utf-8")), "flags": record.flags, "env": record.env, "base_url": record.base_url,
                "served_model_name": record.served_model_name}
         mode = stat.S_IMODE(path.stat().st_mode)
         write_file(path, json.dumps(raw, indent=1, ensure_ascii=False) + "\n", mode=mode & 0o600)  # it may hold a secret from now on
     except (OSError, ValueError) as error:
-        raise OpsError(f"`{path}` cannot be written", why=getattr(error, "strerror", None) or str(error)) from error
-    if not record.folder.is_dir():
-        return [str(path)]
+        raise OpsError(f"`{path}` cannot be written", why=getattr(error, "strerror", None) or str(error), hint="Nothing was changed") from error
+
+
+def _put_back(own: ServiceRecord, because: OpsError) -> None:
+    """The launcher's files as the record has them. Raises OpsError that says what is left where that cannot be done either."""
     try:
-        launch.write(record)
-    except OpsError:
-        write_file(path, before, mode=mode)
         launch.write(own)
-        raise
-    return [str(path), *(str(record.folder / name) for name in ("launch.json", "flags.json", "env.json"))]
+    except OpsError as error:
+        raise OpsError(because.what, why=f"{because.why}. The launcher's files could not be put back either ({error.why or error.what})",
+                       hint="Make room. The record is as it was, and a start from here writes the files from it; a unit that is started in "
+                            "another way before that may get some of the new settings", kind="half_written") from error
 
 
 def _opened(context: Context, own: ServiceRecord, given: Any) -> dict[str, str | None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from ops.jobs.errors import BadInput, OpsError, Refused
 from ops.jobs.pipeline import Context
 from ops.jobs.redact import HIDDEN
 from ops.records import ServiceRecord
-from ops.services import launch
+from ops.services import launch, state
 from ops.services.systemd import SystemdManager
 from tests.ops.services.test_preflight import built
 from tests.ops.services.test_preflight_looks import HELP
@@ -194,19 +196,43 @@ def test_a_variable_that_is_removed_here_while_the_unit_still_sets_it_is_told(no
     assert "value-of" not in json.dumps(node.events)
 
 
-def test_a_launcher_that_cannot_be_written_leaves_the_record_as_it_was(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = launch.write, []
+class FullDisk:
+    """So many writes of these files fail as on a full disk."""
 
-    def failing(record: ServiceRecord) -> Path:
-        calls.append(record.flags)
-        if len(calls) == 1:
-            raise OpsError("The launcher cannot be written", why="no space left on device")
-        return real(record)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str, times: int) -> None:
+        self.names, self.times = names, times
+        for module in (launch, launch_settings):
+            monkeypatch.setattr(module, "write_file", self.write)
 
-    monkeypatch.setattr(launch, "write", failing)
-    with pytest.raises(OpsError, match="cannot be written"):
-        node.run(flags=["--port", "8000"])
+    def write(self, path: Path, content: str, *, mode: int = 0o600) -> None:
+        if path.name in self.names and self.times:
+            self.times -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        state.write_file(path, content, mode=mode)
+
+
+@pytest.mark.parametrize("name", ["launch.json", "env.json", "record.json", "svc.json"])
+def test_a_file_that_cannot_be_written_leaves_all_as_it_was(node: Node, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    FullDisk(monkeypatch, name, times=1)
+    with pytest.raises(OpsError, match="cannot be written") as caught:
+        node.run(flags=["--port", "8001"], env={"CUDA_HOME": None})
+    assert "No space left" in caught.value.why and caught.value.kind != "half_written"
     assert node.own() == node.record and node.launched_with() == (FLAGS, ENV) and node.events == []
+    assert json.loads((node.record.folder / "record.json").read_text()) == node.record.as_dict()
+
+
+def test_on_a_disk_that_stays_full_the_old_record_counts_and_the_next_start_puts_the_files_right(
+        node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_holds", lambda *arguments: False)
+    full = FullDisk(monkeypatch, "env.json", times=99)
+    with pytest.raises(OpsError, match="cannot be written") as caught:
+        node.run(flags=["--port", "8001"])
+    assert caught.value.kind == "half_written" and "No space left" in caught.value.why and "could not be put back" in caught.value.why
+    assert "a start from here writes the files from it" in caught.value.hint
+    assert node.own() == node.record and node.events == []
+    full.times = 0
+    launch.write(node.own())  # as each start does
+    assert node.launched_with() == (FLAGS, ENV)
 
 
 def test_a_service_outside_of_the_nodes_roots_is_refused(node: Node) -> None:
