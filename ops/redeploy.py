@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ops import control, report
+from ops import control, launch_settings, report
 from ops.artifacts import purge as purging
 from ops.artifacts import scan
 from ops.benchmark import presets, sweep
@@ -336,7 +336,12 @@ def stop_failed_start(context: Context) -> str:
 
 def watch_warmup(context: Context) -> str:
     record = context.the_service
-    result = warmup.watch(context, record)
+    try:
+        result = warmup.watch(context, record)
+    except warmup.ServiceCrashed as error:
+        if error.facts.get("loop"):
+            context.facts["crash_loop"] = {"what": _what_starts(record), "tries": error.facts["tries"]}
+        raise
     answers(context)
     remember_good_start(context)
     return f"healthy after {report.duration(result.total_s)}"
@@ -380,6 +385,25 @@ def start_last_good(context: Context) -> str:
         return f"{record.name} did not run before, and does not start: {error.what}"
     answers(context)
     return f"{record.name} answers again on {_name(releases.current(record))}"
+
+
+def start_again(context: Context) -> str:
+    """Undo of *stop* in a restart: as *start_last_good*, but what has just crashed in a loop is not started once more where it would be the very
+    same again. A service that ran before is then down, and the undo has failed: raises OpsError."""
+    record, loop, before = context.the_service, context.facts.get("crash_loop"), context.facts.get("state_before")
+    if loop is None or before in (None, "stopped") or loop["what"] != _what_starts(record) or manager_for(record).status().runs:
+        return start_last_good(context)
+    stop_failed_start(context)
+    told = f"{record.name} is not started again: it would be the same release with the same settings, and would crash again"
+    if before == "failed":
+        return f"{told}. It did not run before either"
+    raise OpsError(told, why=f"{loop['tries']} starts of it were watched, and the last two crashed for the same reason", kind="crash_loop",
+                   hint="Put right what its log names, or roll back; then start it")
+
+
+def _what_starts(record: ServiceRecord) -> list[str | None]:
+    """What a start would start, as far as it can be told at once: its release, and its launch settings."""
+    return [_name(releases.current(record)), launch_settings.mark(record)]
 
 
 def _end_loop(context: Context, record: ServiceRecord) -> None:

@@ -111,7 +111,7 @@ def _restart(context: Context) -> list[Step]:
     _check_manager(context)
     chosen = [
         Step(name="preflight", title="Preflight", do=redeploy.look_before_restart, deadline_s=600),
-        *redeploy.restart_steps(undo_stop=redeploy.start_last_good),
+        *redeploy.restart_steps(undo_stop=redeploy.start_again),
     ]
     return chosen + redeploy.smoke_steps(context)
 

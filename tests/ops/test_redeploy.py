@@ -16,8 +16,9 @@ from ops.environments import pruning, releases
 from ops.gpus import processes
 from ops.jobs.errors import OpsError, Refused
 from ops.jobs.kinds import KINDS
+from ops.jobs.pipeline import Context
 from ops.records import ServiceRecord
-from ops.services import launch, process, stopping
+from ops.services import launch, process, stopping, warmup
 from ops.services.process import ProcessManager
 from tests.ops.services.conftest import Job, job, make_record, make_release, wait_for
 
@@ -86,6 +87,37 @@ def test_a_service_that_had_ended_by_itself_is_tried_once(make_record: Make, giv
     given.context.facts["state_before"] = "healthy"
     with pytest.raises(OpsError):
         redeploy.start_last_good(given.context)
+
+
+def test_a_restart_whose_start_crashed_in_a_loop_is_not_started_the_same_way_again(
+        make_record: Make, given: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = given.context.service = make_record()
+    given.context.facts["state_before"] = "healthy"
+
+    def watch(context: Context, record: ServiceRecord) -> None:
+        raise warmup.ServiceCrashed("no weights", tries=2, loop=True)
+
+    [stop] = [step for step in KINDS["restart"].steps(given.context) if step.name == "stop"]
+    assert stop.undo is redeploy.start_again
+    with monkeypatch.context() as patch, pytest.raises(warmup.ServiceCrashed):
+        patch.setattr(warmup, "watch", watch)
+        redeploy.watch_warmup(given.context)
+    with pytest.raises(OpsError, match="is not started again") as caught:
+        redeploy.start_again(given.context)
+    assert "2 starts of it were watched" in caught.value.why and not (record.folder / "process.json").exists()
+    given.context.facts["state_before"] = "failed"
+    assert "did not run before either" in redeploy.start_again(given.context)
+    given.context.facts["state_before"] = "stopped"
+    assert redeploy.start_again(given.context) == ""
+    given.context.facts["state_before"] = "healthy"
+    record.flags = [*record.flags, "--max-model-len", "512"]  # what would be started is another thing now
+    assert "answers again" in redeploy.start_again(given.context)
+
+
+def test_a_restart_that_failed_otherwise_is_tried_again(make_record: Make, given: Job) -> None:
+    given.context.service = make_record()
+    given.context.facts["state_before"] = "healthy"
+    assert "answers again" in redeploy.start_again(given.context)
 
 
 def test_what_others_hold_on_its_gpus_is_told_and_does_not_keep_it_down(make_record: Make, given: Job, monkeypatch: pytest.MonkeyPatch) -> None:
