@@ -41,7 +41,7 @@ LOCK_PATIENCE_S = 1.0
 # but a person's shell would help where the release in use does not start.
 REPAIRS = frozenset({"restart", "start", "rollback", "practice-reset"})
 # These may take such a lock too, since a person needs them on the way to a repair, but they leave it kept: the service does not serve by them.
-ON_KEPT = REPAIRS | {"stop", "end-leftovers", "reset-failed"}
+ON_KEPT = REPAIRS | {"stop", "end-leftovers", "reset-failed", "settings-set"}
 
 
 class Attached(Exception):

@@ -318,7 +318,7 @@ def forbid(given: Job) -> Callable[[], None]:
 
 def test_what_a_person_needs_on_the_way_to_a_repair_may_take_a_kept_lock_but_only_a_repair_frees_it() -> None:
     assert claim.ON_KEPT > claim.REPAIRS >= {"restart", "rollback", "start"}
-    assert claim.REPAIRS | {"stop", "end-leftovers", "reset-failed"} == claim.ON_KEPT
+    assert claim.REPAIRS | {"stop", "end-leftovers", "reset-failed", "settings-set"} == claim.ON_KEPT
     assert not {"redeploy", "switch", "build"} & claim.ON_KEPT
 
 
