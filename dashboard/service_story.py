@@ -7,6 +7,7 @@ data for templates; nothing writes, and unknown stays None.
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 import signal
 from collections.abc import Sequence
@@ -71,20 +72,22 @@ def now(service: Service) -> dict[str, Any]:
         {"term": "Process", "value": f"pid {status['pid']}" if whole(status.get("pid")) else None, "small": _process_words(service, status)},
     ]
     return {"facts": facts, "down": down, "loops": loops, "gave_up": gave_up, "restarts": restarts,
-            "exit": exit_words(status.get("exit_code")) if down else ""}
+            "exit": exit_words(status.get("exit_code"), status.get("detail")) if down else ""}
 
 
 def _process_words(service: Service, status: dict[str, Any]) -> str:
     if service.state in DOWN:
-        return exit_words(status.get("exit_code")) if service.state == "failed" or status.get("exit_code") is not None else ""
+        return exit_words(status.get("exit_code"), status.get("detail")) if service.state == "failed" or status.get("exit_code") is not None else ""
     return unit_name(service) if is_systemd(service) else "plain process"
 
 
-def exit_words(code: Any) -> str:
-    """How a run ended, in words: an exit code, a signal's name, or that it was not seen."""
+def exit_words(code: Any, detail: Any = "") -> str:
+    """How a run ended, in words: an exit code, a signal's name, or that it was not seen. `detail`: what its node says of it, which may know without
+    a code."""
     code = _code(code)
     if code is None:
-        return "how it ended was not seen"
+        how = text(detail).partition("being asked to, with ")[2]
+        return re.split(r" \(|;", how)[0][:80] or "how it ended was not seen"
     if code == 0:
         return "exit code 0"
     if code > 0:
@@ -144,7 +147,7 @@ def failures(service: Service) -> list[dict[str, Any]]:
         card = diagnosis_card(found, service=service) if found.get("fault") is True else None
         said = text(card.get("diagnosis")) or text(card.get("text")) if card else ""
         row = {"at": as_datetime(number(raw.get("ended_at"))) or as_datetime(number(raw.get("at"))), "release": text(raw.get("release")),
-               "exit": exit_words(raw.get("exit_code")), "code": raw.get("exit_code"), "restarts": whole(raw.get("restarts")),
+               "exit": exit_words(raw.get("exit_code"), raw.get("detail")), "code": raw.get("exit_code"), "restarts": whole(raw.get("restarts")),
                "detail": text(raw.get("detail")), "problem": text(raw.get("problem")), "card": card,
                "kind": text(found.get("kind")) if card else "", "invocation": text(raw.get("invocation")), "log": _log_words(raw),
                "means": "" if card else meaning(_code(raw.get("exit_code"))), "kernel": _kernel_words(raw, card),

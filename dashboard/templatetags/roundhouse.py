@@ -291,6 +291,19 @@ def plural(count: Any, words: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
 
 
+_BUILT_IN = {"factual": "a fact", "code": "code", "reasoning": "reasoning", "tool": "a tool call", "stream": "the same answer streamed"}
+
+
+@register.filter
+def smoke_questions(service: Any) -> str:
+    """What the smoke tests of a service ask it, in a few words: the built-in questions that it is asked, and how many of its own."""
+    record = service.record if isinstance(service.record, dict) else {}
+    own, without = ([] if not isinstance(told := record.get(name), list) else told for name in ("smoke_tests", "smoke_without"))
+    replaced = [one.get("name") for one in own if isinstance(one, dict)]
+    asked = [words for name, words in _BUILT_IN.items() if name not in replaced and name not in without]
+    return ", ".join([*asked, *([plural(len(own), "own question,own questions")] if own else [])]) or "all questions are switched off"
+
+
 _RELEASE = re.compile(r"(?<![\w/.-])\d{8}-\d{6}-([0-9A-Za-z_.]+)(?:[+-]practice)?(?![\w/+-])")  # alone: never a part of a path
 
 

@@ -181,6 +181,33 @@ def test_how_it_ended_is_said_in_words(code: Any, words: str) -> None:
     assert service_story.exit_words(code) == words
 
 
+@pytest.mark.parametrize(("detail", "words"), [
+    ("It ended without being asked to, with exit code 0 most likely (systemd calls it a success)", "exit code 0 most likely"),
+    ("It ended without being asked to, and its exit code is not known", "how it ended was not seen"), (["x"], "how it ended was not seen")])
+def test_what_a_node_knows_without_an_exit_code_is_not_contradicted(visitor: Client, story: factory.Story, detail: Any, words: str) -> None:
+    assert service_story.exit_words(None, detail) == words
+    change(state="failed", status={"state": "failed", "exit_code": None, "detail": detail}, failures=[])
+    assert words in text(visitor.get(SERVICE))
+
+
+@pytest.mark.parametrize(("tests", "without", "words"), [
+    ([], [], "a fact, code, reasoning, a tool call, the same answer streamed"),
+    ([{"name": "factual"}, {"name": "greets"}], ["tool", "stream"], "code, reasoning, 2 own questions"),
+    ([], ["factual", "code", "reasoning", "tool", "stream"], "all questions are switched off"),
+    ({"x": 1}, [{}], "a fact, code, reasoning, a tool call, the same answer streamed")])
+def test_the_questions_that_a_start_asks_are_the_services_own(visitor: Client, story: factory.Story, tests: Any, without: Any, words: str) -> None:
+    change(state="stopped", record={"smoke_tests": tests, "smoke_without": without})
+    assert words in text(visitor.get(f"{SERVICE}run/start/"))
+
+
+def test_a_failed_start_of_a_stopped_service_leaves_it_stopped_and_says_so(visitor: Client, story: factory.Story) -> None:
+    job = story.job("start", steps=[("start", "Start", False)])
+    story.end(job, "failed", reason="It did not come up", rollback="done")
+    change(state="stopped", status={"state": "stopped", "detail": "It was stopped"})
+    seen = text(visitor.get(f"/jobs/{job.number}/"))
+    assert "kimi-k25 is stopped It did not run before, and what this job had started was ended again." in seen and "does not answer" not in seen
+
+
 # ---- the button that helps ----
 
 
