@@ -11,6 +11,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from dashboard import diffs, dispatch, environment_story, job_story
+from dashboard.diagnoses import DOWN
 from dashboard.forms import MODES, RedeployForm, channels_for, preset_choices
 from dashboard.models import Job
 from dashboard.views import problems, signed_in
@@ -57,7 +58,8 @@ def plan_context(found: Job) -> dict[str, Any]:
         "made": made, "changed": sorted(changed, key=job_story.importance), "same": [p for p in packages if p.get("change") == "same"],
         "findings": findings, "parts": job_story.by_part([f for f in findings if f.get("title") not in about_patches]),
         "counted": job_story.counted(findings), "artifacts": artifacts, "artifact_bytes": sum(a.get("size_bytes") or 0 for a in artifacts),
-        "artifact_kinds": _kinds(artifacts), "estimate": estimate, "phases": _phases(estimate, in_place=in_place, way_back=not no_way_back),
+        "artifact_kinds": _kinds(artifacts), "estimate": estimate,
+        "phases": _phases(estimate, in_place=in_place, way_back=not no_way_back, is_down=found.service is not None and found.service.state in DOWN),
         "used": used,
         "presets": preset_choices(),
         "blocked": any(f.get("level") == "stop" for f in findings) or found.state != JobState.SUCCEEDED, "card": service_card(found.service)
@@ -121,10 +123,10 @@ def _kinds(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(kinds.values())
 
 
-def _phases(estimate: dict[str, Any] | None, *, in_place: bool = False, way_back: bool = True) -> list[dict[str, Any]]:
+def _phases(estimate: dict[str, Any] | None, *, in_place: bool = False, way_back: bool = True, is_down: bool = False) -> list[dict[str, Any]]:
     """The three parts of a redeploy: before, while the service is down, after; to scale where earlier jobs give lengths.
 
-    In place the install itself belongs to the downtime.
+    In place the install itself belongs to the downtime. `is_down`: nothing answers before it either.
     """
     known = estimate["usual"] if estimate else None
     steps = known.steps if known else {}
@@ -143,9 +145,9 @@ def _phases(estimate: dict[str, Any] | None, *, in_place: bool = False, way_back
         shares = [4, 4, 4]
     low, high = (estimate or {}).get("low"), (estimate or {}).get("high")
     return [
-        {"share": shares[0], "kind": "b-done", "seconds": before,
+        {"share": shares[0], "kind": "b-down" if is_down else "b-done", "seconds": before,
          "title": "Build and verify beside" if not in_place else "Fetch wheels, copy the folder" if way_back else "Fetch wheels",
-         "words": "the live release serves on"},
+         "words": "it does not answer as it is" if is_down else "the live release serves on"},
         {"share": shares[1], "kind": "b-down", "title": "Stop, install, verify, start, warm up" if in_place else "Stop, switch, start, warm up",
          "seconds": down, "low": low, "high": high,
          "words": f"requests are refused; {estimate['from']}" if estimate else "requests are refused"},

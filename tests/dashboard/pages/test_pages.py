@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from dashboard.models import BenchmarkRun, Job, JobLock
+from dashboard.models import BenchmarkRun, Job, JobLock, Service
 from tests.dashboard.pages import factory
 from tests.dashboard.pages.reading import text
 
@@ -127,6 +127,9 @@ def test_the_plan_page_shows_what_will_change_and_asks_once(visitor: Client, sto
     assert "35 debug tensors" in seen
     assert "no estimate yet" in seen
     assert response.content.decode().count("btn-primary") == 1
+    assert "the live release serves on" in seen
+    Service.objects.filter(name="kimi-k25").update(state="failed")
+    assert "the live release serves on" not in text(visitor.get(f"/plans/{job.number}/"))
 
 
 def test_the_expected_downtime_comes_from_earlier_redeploys(visitor: Client, story: factory.Story) -> None:
