@@ -110,3 +110,17 @@ def test_an_undo_whose_start_crashes_at_each_try_leaves_no_restart_loop(box: Sys
     manager = SystemdManager(record)
     assert not manager.status().restarting and not manager.pids() and manager.facts()["state"] in ("inactive", "failed")
     assert any("It is not started again any more" in str(data.get("text")) for _, data in job.events)
+
+
+def test_the_undo_of_a_restart_does_not_start_a_crash_loop_once_more(box: SystemdBox, job: Job) -> None:
+    record = box.record(box.write("rh-again", "echo RuntimeError: no weights; exit 4", "Restart=always", "RestartSec=1"), gpus=[])
+    job.context.service, manager = record, SystemdManager(record)
+    job.context.facts["state_before"] = "healthy"
+    manager.start()
+    with pytest.raises(OpsError, match="This is a crash loop"):
+        redeploy.watch_warmup(job.context)
+    redeploy.stop_failed_start(job.context)
+    ran = manager.status().invocation
+    with pytest.raises(OpsError, match="is not started again"):
+        redeploy.start_again(job.context)
+    assert manager.status().invocation == ran and not manager.pids() and manager.facts()["state"] in ("inactive", "failed")
