@@ -115,7 +115,8 @@ def test_graphs_that_are_captured_to_measure_them_are_no_capture_yet() -> None:
     head = "(Worker_TP0 pid=447) INFO 08-14 14:07:20 [gpu_model_runner.py:6681] "
     for at, said in enumerate(["Model loading took 7.1 GiB memory and 3.5 seconds", "Profiling CUDA graph memory: PIECEWISE=16 (largest=16)",
                                "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  50%|x| 8/16 [x]",
-                               "Estimated CUDA graph memory: 0.36 GiB total", "Available KV cache memory: 6.87 GiB", "Capturing CUDA graphs (decode, FULL):  50%|x| 8/16 [x]"]):
+                               "Estimated CUDA graph memory: 0.36 GiB total", "Available KV cache memory: 6.87 GiB",
+                               "Capturing CUDA graphs (decode, FULL):  50%|x| 8/16 [x]"]):
         parser.feed(head + said, float(at))
     assert [(phase.phase, phase.began_s) for phase in parser.phases] == [("start", 0), ("load", 0), ("compile", 0), ("kv_cache", 4), ("capture", 5)]
 
