@@ -121,6 +121,8 @@ def trouble(service: Service, last: Sequence[dict[str, Any]]) -> dict[str, Any] 
         why += [newest["means"], newest["kernel"]] if newest is last[0] else []
         why += [] if newest["card"] else [newest["log"]]
     title = f"{service.name} is stopped"
+    if service.state == "stopped" and why[0]:
+        why.append("It answers no request until somebody starts it")
     if service.state == "failed":
         count = f"{here['restarts']} {'restart' if here['restarts'] == 1 else 'restarts'}"
         title = f"{service.name} crashes again and again: {count}" if here["loops"] else \

@@ -421,3 +421,12 @@ def test_cancelling_a_control_job_says_what_follows(visitor: Client, story: fact
         story.step(job, name, end=False)
     story.tell(job)
     assert words in text(visitor.get(f"/jobs/{job.number}/cancel/"))
+
+
+def test_a_start_that_was_undone_does_not_say_that_the_service_answered_all_the_time(visitor: Client, looping: factory.Story) -> None:
+    change(state="healthy", status={"state": "healthy"})
+    job = Job.objects.filter(type="start", state="failed").first()
+    assert job is not None
+    Job.objects.filter(pk=job.pk).update(rollback="done")
+    seen = text(visitor.get(f"/jobs/{job.number}/"))
+    assert "It answers now; what this job had started was ended again." in seen and "answered all the time" not in seen
