@@ -24,6 +24,7 @@ PATIENCE_S = 5  # how long a process that was told to end may take
 def processes_of(folder: Path) -> dict[int, str]:
     """Processes, other than this one and its ancestors, that have `folder` in their environment, command line or working folder."""
     needle, found = str(folder).encode(), {}
+    waited = False
     ours = {os.getpid()}
     pid = os.getppid()
     while pid > 1:
@@ -33,8 +34,12 @@ def processes_of(folder: Path) -> dict[int, str]:
         if not entry.name.isdigit() or int(entry.name) in ours:
             continue
         try:
-            command = (entry / "cmdline").read_bytes()
-            marks = (entry / "environ").read_bytes() + command + os.fsencode((entry / "cwd").readlink())
+            command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
+            if not command and not environment:  # a kernel thread, or a process that is just becoming another program
+                time.sleep(0.02 if not waited else 0)
+                waited = True
+                command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
+            marks = environment + command + os.fsencode((entry / "cwd").readlink())
         except OSError:  # gone, or another user's
             continue
         if needle in marks:

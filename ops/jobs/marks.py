@@ -33,7 +33,7 @@ def end(find: Callable[[], set[int]], still: Callable[[int], bool], *, grace_s: 
     """
     told: set[int] = set()
     began = time.monotonic()
-    while left := find():
+    while left := find() or _once_more(find):
         waited = time.monotonic() - began
         if waited > grace_s + kill_s:
             return left
@@ -46,6 +46,12 @@ def end(find: Callable[[], set[int]], still: Callable[[int], bool], *, grace_s: 
             told |= left
         time.sleep(0.05 if waited < 1 or waited > grace_s else 0.2)
     return set()
+
+
+def _once_more(find: Callable[[], set[int]]) -> set[int]:
+    """A process that is just becoming another program has no environment to read for a moment, so one look may miss it."""
+    time.sleep(0.02)
+    return find()
 
 
 def send(pid: int, number: signal.Signals, still: Callable[[int], bool]) -> None:

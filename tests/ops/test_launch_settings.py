@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Node:
         self.config = NodeConfig(name="node", service_roots=[str(self.paths.services)], model_roots=["/m"])
 
     def run(self, **params: Any) -> str:
-        context = Context(job="j", params=params, paths=self.paths, config=self.config, folder=self.paths.root,
+        context = Context(job=str(uuid.uuid4()), params=params, paths=self.paths, config=self.config, folder=self.paths.root,
                           emit=lambda type, data: self.events.append((str(type), json.loads(json.dumps(data)))), service=self.record)
         return launch_settings.set_settings(context)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def context(tmp_path: Path) -> Context:
     path = paths.announced / "s.json"
     path.write_text(json.dumps({**record.as_dict()}))
     path.chmod(0o600)
-    return Context(job="j", params={}, paths=paths, config=NodeConfig(name="n"), folder=tmp_path, service=record, step="suite",
+    return Context(job=str(uuid.uuid4()), params={}, paths=paths, config=NodeConfig(name="n"), folder=tmp_path, service=record, step="suite",
                    emit=lambda type, data: None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,8 @@ def job_context(tmp_path: Path, record: ServiceRecord, events: Events) -> Contex
 def make_context(tmp_path: Path, record: ServiceRecord, events: Events, *, cancel: threading.Event | None = None) -> Context:
     folder = tmp_path / "job"
     folder.mkdir(exist_ok=True)
-    return Context(job="test-job", params={}, paths=NodePaths(tmp_path / "node"), config=NodeConfig(name="test", practice=True), folder=folder,
+    # an id of its own: whoever ends a job's processes finds them by it, on the whole machine
+    return Context(job=str(uuid.uuid4()), params={}, paths=NodePaths(tmp_path / "node"), config=NodeConfig(name="test", practice=True), folder=folder,
                    emit=events, service=record, step="build", cancel_wanted=cancel.is_set if cancel else lambda: False)
 
 

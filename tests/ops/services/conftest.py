@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -86,7 +87,7 @@ class Job:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.cancel = False
         self.context = Context(
-            job="test", params={}, paths=NodePaths(folder), config=NodeConfig(name="node"), folder=folder, emit=self.emit, step="warmup",
+            job=str(uuid.uuid4()), params={}, paths=NodePaths(folder), config=NodeConfig(name="node"), folder=folder, emit=self.emit, step="warmup",
             cancel_wanted=lambda: self.cancel,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -278,7 +279,7 @@ def job(tmp_path: Path) -> Callable[..., tuple[Context, list[Any], ServiceRecord
     def make(url: str, **values: Any) -> tuple[Context, list[Any], ServiceRecord]:
         events: list[Any] = []
         record = ServiceRecord(name="s", root=str(tmp_path), model_path="/m", served_model_name="m", base_url=url, **values)
-        context = Context(job="j", params={}, paths=NodePaths(tmp_path), config=NodeConfig(name="n"), folder=tmp_path, service=record,
+        context = Context(job=str(uuid.uuid4()), params={}, paths=NodePaths(tmp_path), config=NodeConfig(name="n"), folder=tmp_path, service=record,
                           step="smoke", emit=lambda type, data: events.append((str(type), data)))
         return context, events, record
 
