@@ -3,8 +3,8 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 VENV ?= .venv
-# four on two cores: half of the time a test waits
-WORKERS ?= 4
+# three on two cores: a third of the time a test waits
+WORKERS ?= 3
 python = $(VENV)/bin/python
 up = $(python) manage.py up $(if $(PORT),--port $(PORT))
 pytest = $(python) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --leftovers

@@ -103,6 +103,7 @@ def test_a_read_only_folder_is_one_sentence_before_anything_is_made(checkout: Pa
     assert sorted(entry.name for entry in checkout.iterdir()) == sorted(BARE)
 
 
+@pytest.mark.slow
 def test_the_environment_is_made_once_then_found_and_made_again_when_half_made(checkout: Path) -> None:
     (checkout / ".venv/bin").mkdir(parents=True)  # an earlier start was killed here
     (checkout / ".venv/pyvenv.cfg").write_text("home = /nowhere\n")

@@ -74,6 +74,7 @@ def test_the_serving_stack_resolves_to_the_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_cubin_of_another_version_does_not_resolve(tmp_path: Path) -> None:
     wish = tmp_path / "serving.in"
     wish.write_text((REPOSITORY / "requirements-serving.in").read_text().replace("flashinfer-cubin==0.6.13", "flashinfer-cubin==0.6.12"))

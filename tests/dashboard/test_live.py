@@ -226,10 +226,14 @@ def test_a_page_that_does_not_read_is_closed_within_thirty_seconds(console: Real
 
 
 def test_streams_hold_no_thread_each(console: RealConsole, redis_client: redis.Redis, listening) -> None:
-    for user in (0, 0, 1, 1):
+    def threads() -> int:
+        return int(Path(f"/proc/{console.processes['web'].pid}/status").read_text().split("Threads:")[1].split()[0])
+
+    listening(user=0)
+    before = threads()
+    for user in (0, 0, 0, 0, 1, 1, 1, 1, 1):
         listening(user=user)
-    status = Path(f"/proc/{console.processes['web'].pid}/status").read_text()
-    assert int(status.split("Threads:")[1].split()[0]) <= 10
+    assert threads() - before < 9, "the pool for short work may have grown meanwhile, but not by one for each"
 
 
 async def test_a_stream_ends_when_its_session_does(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def test_a_flashinfer_mismatch_fails_in_the_workers_far_above_the_end(start: Sta
     lines = server.log.splitlines()
     decisive = [number for number, line in enumerate(lines) if MISMATCH in line]
     assert re.match(r"\(Worker_TP\d pid=\d+\) ERROR \d\d-\d\d \d\d:\d\d:\d\d \[multiproc_executor.py:\d+\] RuntimeError: ", lines[decisive[0]])
-    assert len(lines) - decisive[0] > 100
+    assert len(lines) - decisive[0] > 60  # some 130 where the machine is idle: how many workers still say it depends on when they are ended
     assert lines[-1].endswith(f"RuntimeError: {WRAPPERS[-1]}")
     for wrapper in WRAPPERS:
         assert wrapper in server.log
