@@ -15,7 +15,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -331,16 +331,19 @@ class Hub:
             self._client = None
 
 
-async def stream(user_id: int, *, job_id: str | None, after: int, still_valid: Callable[[], Any]) -> AsyncIterator[bytes]:
+async def stream(user_id: int, *, job_id: str | None, after: int, still_valid: Callable[[], Any],
+                 begun: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[bytes]:
     """All that one page gets, until it goes, is too slow, its session ends, or the console stops. Take a place with `Hub.reserve` first.
 
-    `still_valid` is awaited every RECHECK_S seconds: false ends the stream.
+    `still_valid` is awaited every RECHECK_S seconds: false ends the stream. `begun` is awaited once the answer has begun.
     """
     hub = Hub.current()
     subscription = hub.enter(user_id)
     page = _Page(hub, subscription, job_id, after)
     try:
         yield sse.retry(1000) + sse.event("hello", {"job": job_id, "after": after})
+        if begun is not None:
+            await begun()
         feeds = [hub.feed(dispatch.CHANGES), *(hub.feed(streams.telemetry_stream(name)) for name in await _node_names())]
         if job_id:
             feeds.append(hub.feed(streams.job_stream(job_id)))

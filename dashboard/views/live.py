@@ -24,7 +24,7 @@ from ops.jobs.errors import BadInput, OpsError
 
 @require_GET
 async def live(request: HttpRequest) -> HttpResponseBase:
-    """One stream. It holds no thread and no database connection while it waits."""
+    """One stream. It holds no database connection while it waits, and gives the thread back that Django took for it."""
     user = request.user
     await sync_to_async(permissions.require)(user, "live")
     user_id: int = user.pk  # type: ignore[assignment]  # required above: nobody anonymous
@@ -53,9 +53,9 @@ async def live(request: HttpRequest) -> HttpResponseBase:
 
         return bool(await streams.in_database(lambda: get_user(probe).is_authenticated))
 
-    await _give_back_thread()
-    response = StreamingHttpResponse(
-        streams.stream(user_id, job_id=job_id, after=after, still_valid=still_valid), content_type="text/event-stream; charset=utf-8")
+    # The thread is given back by the stream itself: middleware on the way out asks for one once more.
+    response = StreamingHttpResponse(streams.stream(user_id, job_id=job_id, after=after, still_valid=still_valid, begun=_give_back_thread),
+                                     content_type="text/event-stream; charset=utf-8")
     response.headers["Cache-Control"] = "no-store"
     response.headers["X-Accel-Buffering"] = "no"
     return response
