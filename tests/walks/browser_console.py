@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -117,6 +118,16 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", chromium_sandbox=False, args=ARGS)
         yield browser
         browser.close()
+
+
+def sign_in(browser: Browser, sign_in_link: str, said: list[str]) -> Page:
+    """A page on which somebody has come in by the one-time link; every console message and page error of it goes into `said`."""
+    page = browser.new_context(viewport={"width": 1440, "height": 1000}).new_page()
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text} ({message.location.get('url', '')})"))
+    page.on("pageerror", lambda error: said.append(f"error: {error}"))
+    page.goto(sign_in_link)
+    page.get_by_role("button", name=re.compile("sign in", re.I)).click()
+    return page
 
 
 @contextmanager

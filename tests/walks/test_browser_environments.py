@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.walks.browser_console import chromium
+from tests.walks.browser_console import chromium, sign_in
 from tests.walks.practice_stack import PracticeStack, practice_stack, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -41,11 +41,7 @@ def test_a_person_finds_edits_redeploys_and_rolls_back(stack: PracticeStack) -> 
     said: list[str] = []
     service = f"{stack.address}/services/practice/kimi-k25/"
     with chromium() as browser:
-        page = browser.new_context(viewport={"width": 1440, "height": 1000}).new_page()
-        page.on("console", lambda message: said.append(f"{message.type}: {message.text} ({message.location.get('url', '')})"))
-        page.on("pageerror", lambda error: said.append(f"error: {error}"))
-        page.goto(stack.sign_in_link)
-        page.get_by_role("button", name=re.compile("sign in", re.I)).click()
+        page = sign_in(browser, stack.sign_in_link, said)
         page.goto(service)
         expect(page.locator(".title .state", has_text="Healthy")).to_be_visible(timeout=SLOW)
 

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 
 from ops.agent.config import NodePaths
 from ops.practice import box
-from tests.walks.browser_console import chromium
+from tests.walks.browser_console import chromium, sign_in
 from tests.walks.practice_stack import PracticeStack, practice_stack, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
@@ -44,11 +44,7 @@ def test_a_person_adds_guards_and_removes_one(stack: PracticeStack) -> None:
         wait_until(lambda: page.goto(service) and page.locator("#guards").get_by_text(words).count(), 60, f"the page shows {words}")
 
     with chromium() as browser:
-        page = browser.new_context(viewport={"width": 1440, "height": 1000}).new_page()
-        page.on("console", lambda message: said.append(f"{message.type}: {message.text} ({message.location.get('url', '')})"))
-        page.on("pageerror", lambda error: said.append(f"error: {error}"))
-        page.goto(stack.sign_in_link)
-        page.get_by_role("button", name=re.compile("sign in", re.I)).click()
+        page = sign_in(browser, stack.sign_in_link, said)
         shows(page, "2 of 2 hold")
 
         page.get_by_text("Add guards").click()

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Error, Page, expect
 
-from tests.walks.browser_console import chromium
+from tests.walks.browser_console import chromium, sign_in
 from tests.walks.practice_stack import PracticeStack, practice_stack, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -64,15 +64,20 @@ def test_a_person_stops_starts_and_is_told_why_it_crashed(stack: PracticeStack) 
     said: list[str] = []
     service = f"{stack.address}/services/practice/kimi-k25/"
 
+    def has(selector: str) -> bool:
+        try:
+            page.goto(service)
+        except Error as error:  # the page loads itself anew when a failure or its cause arrives
+            if "interrupted by another navigation" not in error.message:
+                raise
+            return False
+        return page.locator(selector).count() > 0
+
     def shows(state: str) -> None:
-        wait_until(lambda: page.goto(service) and page.locator(f"[data-service-state={state}]").count(), 60, f"the page says {state}")
+        wait_until(lambda: has(f"[data-service-state={state}]"), 60, f"the page says {state}")
 
     with chromium() as browser:
-        page = browser.new_context(viewport={"width": 1440, "height": 1000}).new_page()
-        page.on("console", lambda message: said.append(f"{message.type}: {message.text} ({message.location.get('url', '')})"))
-        page.on("pageerror", lambda error: said.append(f"error: {error}"))
-        page.goto(stack.sign_in_link)
-        page.get_by_role("button", name=re.compile("sign in", re.I)).click()
+        page = sign_in(browser, stack.sign_in_link, said)
         shows("healthy")
 
         confirmed(page, "Stop…", then="Stop kimi-k25")
@@ -100,7 +105,7 @@ def test_a_person_stops_starts_and_is_told_why_it_crashed(stack: PracticeStack) 
 
         os.kill(json.loads(next(stack.state.rglob("services/kimi-k25/process.json")).read_text())["pid"], signal.SIGKILL)
         shows("failed")
-        wait_until(lambda: page.goto(service) and page.locator("#failure-1").count(), 60, "the end that nobody asked for is listed")
+        wait_until(lambda: has("#failure-1"), 60, "the end that nobody asked for is listed")
         expect(page.get_by_role("heading", name="kimi-k25 does not answer")).to_be_visible()
         page.locator("#failure-1 summary").click()
         expect(page.locator("#failure-1")).to_contain_text(re.compile("SIGKILL|exit code|not seen"))

@@ -17,7 +17,7 @@ from playwright.sync_api import Error, Page, expect
 
 from tests.fakes.sandbox import REPOSITORY, Product, Sandbox, sandbox
 from tests.ops.services.test_adoption import make_environment
-from tests.walks.browser_console import chromium
+from tests.walks.browser_console import chromium, sign_in
 from tests.walks.practice_stack import free_port, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
@@ -121,12 +121,9 @@ class Person:
 def person(unit: Unit) -> Iterator[Person]:
     """In a browser, signed in; whatever its console said makes the test fail."""
     with chromium() as browser:
-        page = browser.new_context(viewport={"width": 1440, "height": 1000}).new_page()
-        made = Person(page, f"{unit.product.address}/services/box/vllm-tiny/", [])
-        page.on("console", lambda message: made.said.append(f"{message.type}: {message.text} ({message.location.get('url', '')})"))
-        page.on("pageerror", lambda error: made.said.append(f"error: {error}"))
-        page.goto(unit.product.sign_in_link)
-        page.get_by_role("button", name=re.compile("sign in", re.I)).click()
+        said: list[str] = []
+        page = sign_in(browser, unit.product.sign_in_link, said)
+        made = Person(page, f"{unit.product.address}/services/box/vllm-tiny/", said)
         wait_until(lambda: page.request.get(made.service).ok, 60, "the node has announced its service")
         yield made
 

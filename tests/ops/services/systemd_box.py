@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +79,10 @@ class SystemdBox:
             self.systemctl("reset-failed", f"{name}.service")
             (self.units / f"{name}.service").unlink(missing_ok=True)
         self.systemctl("daemon-reload")
+
+
+@pytest.fixture
+def box(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SystemdBox]:
+    made = SystemdBox(short_path, monkeypatch)
+    yield made
+    made.close()

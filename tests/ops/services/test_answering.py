@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,8 +14,9 @@ from ops.services import answering, health, launch, stopping
 from ops.services.manager import Manager, manager_for
 from ops.services.process import ProcessManager
 from tests.ops.services.conftest import FAKE, Job, free_port, wait_for
-from tests.ops.services.systemd_box import SystemdBox
+from tests.ops.services.systemd_box import SystemdBox, box
 
+__all__ = ["box"]
 Make = Callable[..., ServiceRecord]
 NONSENSE = [({"body": "<html>Welcome</html>"}, "/health answers 200, but says nothing that a server says of its health: `<html>Welcome</html>`"),
             ({"body": "\0\x1b[31m\u202e{"}, "says nothing that a server says"), ({"slow": 60}, "no answer within 0.3 s"),
@@ -27,13 +27,6 @@ NONSENSE = [({"body": "<html>Welcome</html>"}, "/health answers 200, but says no
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answering, "HEALTH_TIMEOUT_S", 0.3)
-
-
-@pytest.fixture
-def box(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SystemdBox]:
-    made = SystemdBox(short_path, monkeypatch)
-    yield made
-    made.close()
 
 
 def is_told_and_can_be_stopped(manager: Manager, record: ServiceRecord, job: Job, words: str) -> None:

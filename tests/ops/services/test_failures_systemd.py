@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from ops.services import failures, state
 from ops.services.failures import Watch
 from tests.ops.services.conftest import wait_for
-from tests.ops.services.systemd_box import SystemdBox
+from tests.ops.services.systemd_box import SystemdBox, box
 
-
-@pytest.fixture
-def box(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SystemdBox]:
-    made = SystemdBox(short_path, monkeypatch)
-    yield made
-    made.close()
+__all__ = ["box"]
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import resource
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,10 @@ import pytest
 from ops.jobs.errors import OpsError
 from ops.services import journal, log_lines
 from tests.ops.services.conftest import wait_for
-from tests.ops.services.systemd_box import SystemdBox, is_real
+from tests.ops.services.systemd_box import SystemdBox, box, is_real
 
+__all__ = ["box"]
 A, B = "a" * 32, "b" * 32
-
-
-@pytest.fixture
-def box(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SystemdBox]:
-    made = SystemdBox(short_path, monkeypatch)
-    yield made
-    made.close()
 
 
 def entry(message: Any, *, at: float = 1_795_995_878.123456, **fields: Any) -> dict[str, Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,18 +15,11 @@ from ops.records import ServiceRecord
 from ops.services import leftovers, ownership, starting, stopping
 from ops.services.systemd import SystemdManager
 from tests.ops.services.conftest import Job, job, wait_for
-from tests.ops.services.systemd_box import SystemdBox
+from tests.ops.services.systemd_box import SystemdBox, box
 from tests.ops.services.test_stopping import Readings, gpu
 
-__all__ = ["job"]
+__all__ = ["box", "job"]
 WITH_WORKER = 'sh -c "trap : TERM; while :; do sleep 0.1; done" & trap "exit 0" TERM; while :; do sleep 0.1; done'
-
-
-@pytest.fixture
-def box(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SystemdBox]:
-    made = SystemdBox(short_path, monkeypatch)
-    yield made
-    made.close()
 
 
 def started(box: SystemdBox, job: Job, name: str, command: str, *settings: str) -> ServiceRecord:

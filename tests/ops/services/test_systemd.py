@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,20 +16,14 @@ from ops.services import launch, systemctl, systemd
 from ops.services.manager import manager_for
 from ops.services.systemd import SystemdManager
 from tests.ops.services.conftest import free_port, wait_for
-from tests.ops.services.systemd_box import INSIDE, SystemdBox, is_real
+from tests.ops.services.systemd_box import INSIDE, SystemdBox, box, is_real
 
+__all__ = ["box"]
 REPOSITORY = Path(__file__).resolve().parents[3]
 SANDBOX = REPOSITORY / "tests" / "fakes" / "systemd_sandbox.sh"
 SERVES = "echo ready; exec {python} -IS -m http.server {port} --bind 127.0.0.1 --directory {folder}"
 STUBBORN = 'trap "" TERM; echo deaf; while :; do sleep 0.05; done'
 GOES_ON = "echo up; exec sleep 1000"
-
-
-@pytest.fixture
-def box(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SystemdBox]:
-    made = SystemdBox(short_path, monkeypatch)
-    yield made
-    made.close()
 
 
 def serving(box: SystemdBox, name: str, *settings: str) -> SystemdManager:

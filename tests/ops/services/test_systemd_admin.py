@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,10 @@ from ops.services import systemctl
 from ops.services.systemd import SystemdManager
 from tests.ops.command_line.run import error_of, ops
 from tests.ops.services.conftest import free_port
-from tests.ops.services.systemd_box import SystemdBox, is_real
+from tests.ops.services.systemd_box import SystemdBox, box, is_real
 from tests.ops.services.test_adoption import make_environment
 
+__all__ = ["box"]
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "systemd"
 SERVER = """import http.server, sys
 
@@ -33,13 +33,6 @@ class Answers(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Answers).serve_forever()
 """
 real_only = pytest.mark.skipif(not is_real(), reason="needs a real systemd; the sandbox's run of this file has it")
-
-
-@pytest.fixture
-def box(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SystemdBox]:
-    made = SystemdBox(short_path, monkeypatch)
-    yield made
-    made.close()
 
 
 def test_the_agents_unit_is_one_that_systemd_understands(tmp_path: Path) -> None:
