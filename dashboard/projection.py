@@ -356,19 +356,23 @@ class JobProjection:
             "short": bool(data.get("short")), "state": "running", "started_at": at,
             "settings": {name: value for name, value in data.items() if name != "fingerprint"}, "fingerprint": fingerprint})
         for concurrency in data.get("concurrencies") or []:
-            BenchmarkLevel.objects.get_or_create(run=run, concurrency=int(concurrency))
+            BenchmarkLevel.objects.get_or_create(run=run, load="closed", value=int(concurrency), defaults={"concurrency": int(concurrency)})
+        for rate in data.get("rates") or []:
+            BenchmarkLevel.objects.get_or_create(run=run, load="open", value=float(rate))
         self.job.result.setdefault("run_ids", []).append(str(run.pk))
         self.result_dirty = True
 
     def _level_started(self, data: dict[str, Any], at: datetime) -> None:
-        self._level(data["run_id"], int(data["concurrency"]), state="running", requests=int(data.get("requests") or 0))
+        self._level(data, data["run_id"], state="running", requests=int(data.get("requests") or 0))
 
     def _level_finished(self, data: dict[str, Any], at: datetime) -> None:
         metrics = data["metrics"]
         columns = {name: number(metrics.get(name)) for name in LEVEL_COLUMNS}
         counts = {name: int(metrics[name]) for name in ("requests", "finished", "errors") if metrics.get(name) is not None}
         state = str(metrics.get("state") or "done")[:12]
-        self._level(data["run_id"], int(metrics["concurrency"]), state=state, metrics=metrics, **columns, **counts)
+        detail = metrics.get("detail") if isinstance(metrics.get("detail"), dict) else {}
+        kept = {name: value for name, value in metrics.items() if name != "detail"}
+        self._level(metrics, data["run_id"], state=state, metrics=kept, detail=detail, **columns, **counts)
 
     def _sweep_finished(self, data: dict[str, Any], at: datetime) -> None:
         result = data.get("result") or {}
@@ -378,9 +382,16 @@ class JobProjection:
                 changes[name] = result[name]
         BenchmarkRun.objects.filter(pk=uuid.UUID(str(data["run_id"])), job=self.job).update(**changes)
 
-    def _level(self, run_id: Any, concurrency: int, **values: Any) -> None:
+    def _level(self, of: dict[str, Any], run_id: Any, **values: Any) -> None:
+        """`of` says which level: load and value; before there were rates, only a concurrency."""
         run = BenchmarkRun.objects.get(pk=uuid.UUID(str(run_id)), job=self.job)
-        BenchmarkLevel.objects.update_or_create(run=run, concurrency=concurrency, defaults=values)
+        load, concurrency = str(of.get("load") or "closed")[:8], of.get("concurrency")
+        value = number(of["value"] if "value" in of else concurrency)
+        if value is None:
+            raise ValueError(f"no level: {str(of)[:80]}")
+        if load == "closed":
+            values["concurrency"] = int(value)
+        BenchmarkLevel.objects.update_or_create(run=run, load=load, value=value, defaults=values)
 
 
 def number(value: Any) -> float | None:

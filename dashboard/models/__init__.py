@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dashboard.models.accounts import AuditEntry, SignInToken
-from dashboard.models.benchmarks import BenchmarkLevel, BenchmarkRun
+from dashboard.models.benchmarks import BenchmarkLevel, BenchmarkRun, ImportedFile, NoiseFloor
 from dashboard.models.jobs import Job, JobEvent, JobLock, JobStep, LockFence
 from dashboard.models.nodes import Channel, Node, Service
 from dashboard.models.shelf import ShelvedPatch
 
-__all__ = ["AuditEntry", "BenchmarkLevel", "BenchmarkRun", "Channel", "Job", "JobEvent", "JobLock", "JobStep", "LockFence", "Node",
-           "Service", "ShelvedPatch", "SignInToken"]
+__all__ = ["AuditEntry", "BenchmarkLevel", "BenchmarkRun", "Channel", "ImportedFile", "Job", "JobEvent", "JobLock", "JobStep", "LockFence", "Node",
+           "NoiseFloor", "Service", "ShelvedPatch", "SignInToken"]

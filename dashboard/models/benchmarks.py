@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 
+from django.conf import settings
 from django.db import models
 
 from dashboard.models.lean import LeanManager
@@ -22,7 +23,10 @@ class BenchmarkRun(models.Model):
     preset = models.CharField(max_length=40)
     release = models.CharField(max_length=120, blank=True)
     vllm_version = models.CharField(max_length=80, blank=True)
-    origin = models.CharField(max_length=40, default="roundhouse")
+    origin = models.CharField(max_length=40, default="roundhouse")  # roundhouse, imported, practice-reference
+    tool = models.CharField(max_length=40, default="roundhouse")  # what measured it: ops/benchmark/formats names others
+    tool_version = models.CharField(max_length=80, blank=True)
+    imported = models.ForeignKey("dashboard.ImportedFile", on_delete=models.PROTECT, null=True, related_name="runs")
     practice = models.BooleanField(default=False)
     short = models.BooleanField(default=False)
     state = models.CharField(max_length=12, default="running")  # running, done, failed, cancelled
@@ -32,19 +36,40 @@ class BenchmarkRun(models.Model):
     fingerprint = models.JSONField(default=dict)
     warnings = models.JSONField(default=list)
     label = models.CharField(max_length=120, blank=True)
+    notes = models.TextField(blank=True)
+    tags = models.JSONField(default=list)  # words
+    group = models.UUIDField(null=True, db_index=True)  # repeats that were measured together, by one job
+    group_index = models.PositiveIntegerField(default=0)  # its place in the order in which they ran
+    stack = models.CharField(max_length=64, blank=True)  # the fingerprint's hash: equal where nothing that could explain a number differs
+    sweep_key = models.CharField(max_length=64, blank=True)  # ops.benchmark.comparing.keys.sweep_key: equal where the levels may be held together
+    # of its levels, so that a list of 10,000 runs reads no level
+    single_tok_s = models.FloatField(null=True)
+    peak_tok_s = models.FloatField(null=True)
+    peak_at = models.CharField(max_length=24, blank=True)  # "128" (concurrency) or "2.5/s" (rate)
+    peak_p99_s = models.FloatField(null=True)
+    errors = models.PositiveIntegerField(default=0)
+    levels_measured = models.PositiveIntegerField(default=0)
+    search = models.TextField(blank=True)  # lower-case words of everything that a search looks at
 
     objects = LeanManager["BenchmarkRun"]()
 
     class Meta:
         ordering = ["-started_at"]
-        indexes = [models.Index(fields=["-started_at"]), models.Index(fields=["service", "-started_at"])]
+        indexes = [models.Index(fields=["-started_at"]), models.Index(fields=["service", "-started_at"]),
+                   models.Index(fields=["practice", "-started_at"]), models.Index(fields=["-peak_tok_s"]), models.Index(fields=["-single_tok_s"])]
 
 
 class BenchmarkLevel(models.Model):
-    """One concurrency of a run. `metrics` is ops.benchmark.metrics.LevelMetrics as JSON; the columns are for lists and charts."""
+    """One level of a run: a concurrency (closed loop) or a rate (open loop).
+
+    `metrics` is ops.benchmark.metrics.LevelMetrics as JSON without its `detail` (ECDFs, seconds, a timeline of requests), which stands beside it because
+    only a run's own page and a comparison read it; the columns are for lists and charts.
+    """
 
     run = models.ForeignKey(BenchmarkRun, on_delete=models.CASCADE, related_name="levels")
-    concurrency = models.PositiveIntegerField()
+    load = models.CharField(max_length=8, default="closed")  # closed, open
+    value = models.FloatField(default=0)  # concurrency, or requests a second
+    concurrency = models.PositiveIntegerField(null=True)  # of a closed loop
     state = models.CharField(max_length=12, default="todo")  # todo, running, done, failed
     requests = models.PositiveIntegerField(default=0)
     finished = models.PositiveIntegerField(default=0)
@@ -54,8 +79,45 @@ class BenchmarkLevel(models.Model):
     e2e_p50_s = models.FloatField(null=True)
     e2e_p99_s = models.FloatField(null=True)
     ttft_p50_ms = models.FloatField(null=True)
+    tpot_p50_ms = models.FloatField(null=True)
     metrics = models.JSONField(default=dict)
+    detail = models.JSONField(default=dict)
 
     class Meta:
-        ordering = ["concurrency"]
-        constraints = [models.UniqueConstraint(fields=["run", "concurrency"], name="one_level_per_concurrency")]
+        ordering = ["load", "value"]
+        constraints = [models.UniqueConstraint(fields=["run", "load", "value"], name="one_level_per_load")]
+
+
+class ImportedFile(models.Model):
+    """A file in another tool's schema, kept whole: `content` is it, gzip-compressed; `sha256` is of the file as it came."""
+
+    name = models.CharField(max_length=200)
+    tool = models.CharField(max_length=40)
+    size_bytes = models.PositiveBigIntegerField()
+    sha256 = models.CharField(max_length=64, unique=True)
+    content = models.BinaryField()
+    imported_at = models.DateTimeField()
+    imported_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, related_name="+")
+
+
+class NoiseFloor(models.Model):
+    """How much a metric of a level differs from itself on a node when nothing changed (A/A): half of the 95 % interval of the ratio, as a share.
+
+    One row for each service, kind of sweep, level and metric: measuring it anew takes the old one's place. `stack` is the fingerprint's hash
+    at that time: with another stack the floor still stands, but is said to be of another one.
+    """
+
+    node = models.ForeignKey("dashboard.Node", on_delete=models.CASCADE, related_name="noise_floors")
+    service = models.ForeignKey("dashboard.Service", on_delete=models.CASCADE, related_name="noise_floors")
+    job = models.ForeignKey("dashboard.Job", on_delete=models.SET_NULL, null=True, related_name="+")
+    sweep_key = models.CharField(max_length=64)
+    stack = models.CharField(max_length=64, blank=True)
+    load = models.CharField(max_length=8)
+    value = models.FloatField()
+    metric = models.CharField(max_length=40)  # a name of ops.benchmark.comparing.verdicts.METRICS
+    half_width = models.FloatField()
+    runs = models.PositiveIntegerField()
+    measured_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["service", "sweep_key", "load", "value", "metric"], name="one_floor_per_metric")]

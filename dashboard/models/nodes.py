@@ -42,6 +42,8 @@ class Service(models.Model):
     warmups = models.JSONField(default=list)  # the last that ended well, newest last: at, release, total_s, cache, phases {phase: seconds}
     unit = models.JSONField(null=True)  # facts of its systemd unit: `inventories.UNIT_FACTS`; null where it has none
     launch = models.JSONField(default=dict)  # mark, flags, env (secrets hidden), env_files, secret_names, pending: changed since its process started
+    baseline = models.ForeignKey("dashboard.BenchmarkRun", on_delete=models.SET_NULL, null=True, related_name="baseline_of")  # the pinned one
+    target_tok_s = models.JSONField(null=True)  # [low, high] of a single stream, set here; null: as its record says
     practice = models.BooleanField(default=False)
     changed_at = models.DateTimeField(null=True)
 

@@ -23,7 +23,11 @@ MAX_PROMPT_WORDS = 100_000
 class SweepSettings(Record):
     """All that was asked for. Stored with the run; holds no secret.
 
-    `requests[i]` belongs to `concurrencies[i]`. `output_mode`: "fixed" (`ignore_eos`, `min_tokens` = `max_tokens`: capacity) or "natural"
+    `load`: "closed" (levels are `concurrencies`: so many slots, the next request as soon as one ends) or "open" (levels are `rates`: requests a second,
+    Poisson arrivals, no cap unless `max_in_flight`). `requests[i]` belongs to the level of the same place. `endpoint_kind`: "chat" or "completions".
+    `prompt_source`: "synthetic" (`prompt_words` words, or `prompt_tokens` tokens where that is set) or "file" (`prompt_file`: JSONL, ShareGPT-like or
+    a prompt a line; `prompt_sha256` is of its bytes). `slos`: limits of goodput, any of `ttft_ms`, `tpot_ms`, `e2e_s`. `repeats`: the whole sweep so many
+    times, each a run of its own with prompts of its own. `reasoning`: "on", "off" (sent as the chat template's switch) or "" (as the server has it). `output_mode`: "fixed" (`ignore_eos`, `min_tokens` = `max_tokens`: capacity) or "natural"
     (the model ends when it wants). `burst`: all slots start at once; otherwise they start staggered over one request's time.
     `level_seconds`: no request is sent that would not end by then; those in flight get `drain_seconds` more, then they are ended as
     unfinished. Before each level, `warmup_per_slot` x min(C, `warmup_slots`) requests are sent and thrown away. `stop_error_rate`: the
@@ -52,6 +56,17 @@ class SweepSettings(Record):
     practice: bool | None = None
     gpu_count: int | None = None
     extra_body: dict[str, Any] = field(default_factory=dict)
+    endpoint_kind: str = "chat"
+    load: str = "closed"
+    rates: list[float] = field(default_factory=list)
+    max_in_flight: int | None = None
+    prompt_source: str = "synthetic"
+    prompt_tokens: int | None = None
+    prompt_file: str = ""
+    prompt_sha256: str = ""
+    slos: dict[str, float] = field(default_factory=dict)
+    repeats: int = 1
+    reasoning: str = ""
 
     def check(self) -> None:
         """Raises BadInput naming the setting that cannot be, or is above its limit."""

@@ -48,6 +48,16 @@ class SweepResult:
     endpoint: dict[str, Any]
     fingerprint: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    origin: str = "roundhouse"  # "roundhouse", "imported", "practice-reference"
+    tool: str = "roundhouse"
+    tool_version: str = ""
+    sweep_key: str = ""  # ops.benchmark.comparing.keys.sweep_key(settings)
+    group: str | None = None  # of repeats: the id of those that were measured together
+    group_index: int = 0
+    repeats: int = 1
+    label: str = ""
+    notes: str = ""
+    tags: list[str] = field(default_factory=list)
     schema: str = SCHEMA
 
     def as_dict(self) -> dict[str, Any]:
