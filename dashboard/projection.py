@@ -386,7 +386,7 @@ class JobProjection:
         """`of` says which level: load and value; before there were rates, only a concurrency."""
         run = BenchmarkRun.objects.get(pk=uuid.UUID(str(run_id)), job=self.job)
         load, concurrency = str(of.get("load") or "closed")[:8], of.get("concurrency")
-        value = number(of["value"] if "value" in of else concurrency)
+        value = number(of.get("value", concurrency))
         if value is None:
             raise ValueError(f"no level: {str(of)[:80]}")
         if load == "closed":

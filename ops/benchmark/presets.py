@@ -23,11 +23,13 @@ MAX_PROMPT_WORDS = 100_000
 class SweepSettings(Record):
     """All that was asked for. Stored with the run; holds no secret.
 
-    `load`: "closed" (levels are `concurrencies`: so many slots, the next request as soon as one ends) or "open" (levels are `rates`: requests a second,
-    Poisson arrivals, no cap unless `max_in_flight`). `requests[i]` belongs to the level of the same place. `endpoint_kind`: "chat" or "completions".
-    `prompt_source`: "synthetic" (`prompt_words` words, or `prompt_tokens` tokens where that is set) or "file" (`prompt_file`: JSONL, ShareGPT-like or
-    a prompt a line; `prompt_sha256` is of its bytes). `slos`: limits of goodput, any of `ttft_ms`, `tpot_ms`, `e2e_s`. `repeats`: the whole sweep so many
-    times, each a run of its own with prompts of its own. `reasoning`: "on", "off" (sent as the chat template's switch) or "" (as the server has it). `output_mode`: "fixed" (`ignore_eos`, `min_tokens` = `max_tokens`: capacity) or "natural"
+    `load`: "closed" (levels are `concurrencies`: so many slots, the next request as soon as one ends) or "open" (levels are `rates`:
+    requests a second, Poisson arrivals, no cap unless `max_in_flight`). `requests[i]` belongs to the level of the same place.
+    `endpoint_kind`: "chat" or "completions". `prompt_source`: "synthetic" (`prompt_words` words, or `prompt_tokens` tokens where set) or
+    "file" (`prompt_file`: JSONL, ShareGPT-like or a prompt a line; `prompt_sha256` is of its bytes). `slos`: limits of goodput, any of
+    `ttft_ms`, `tpot_ms`, `e2e_s`. `repeats`: the whole sweep so many times, each a run of its own with prompts of its own. `reasoning`:
+    "on", "off" (sent as the chat template's switch) or "" (as the server has it).
+    `output_mode`: "fixed" (`ignore_eos`, `min_tokens` = `max_tokens`: capacity) or "natural"
     (the model ends when it wants). `burst`: all slots start at once; otherwise they start staggered over one request's time.
     `level_seconds`: no request is sent that would not end by then; those in flight get `drain_seconds` more, then they are ended as
     unfinished. Before each level, `warmup_per_slot` x min(C, `warmup_slots`) requests are sent and thrown away. `stop_error_rate`: the

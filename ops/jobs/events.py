@@ -82,8 +82,8 @@ class EventType(StrEnum):
     SWEEP_STARTED = "sweep.started"
     # run_id, load, value (concurrency or rate), concurrency or null, requests, started_at
     LEVEL_STARTED = "sweep.level_started"
-    # run_id, load, value, concurrency or null, second (int, since the level began), output_tok_s, in_flight, finished, errors, ttft_p50_ms, ttft_p90_ms,
-    # ttft_p99_ms, icl_p50_ms, icl_p90_ms, icl_p99_ms, e2e_p50_s, e2e_p99_s, e2e_mean_s (each of this level so far, or null), throughput_so_far_tok_s,
+    # run_id, load, value, concurrency or null, second (int, since the level began), output_tok_s, in_flight, finished, errors, ttft_p50_ms,
+    # ttft_p90_ms, ttft_p99_ms, icl_p50_ms, icl_p90_ms, icl_p99_ms, e2e_p50_s, e2e_p99_s, e2e_mean_s (each of this level so far, or null), throughput_so_far_tok_s,
     # server {running, waiting, kv_use, prefix_hit_rate, spec_acceptance: number or null each} or null, gpus [{index, power_w, utilization,
     # used_bytes}] or null, power_w or null, tokens_per_joule or null
     LEVEL_SECOND = "sweep.level_second"
@@ -91,10 +91,11 @@ class EventType(StrEnum):
     LEVEL_FINISHED = "sweep.level_finished"
     # run_id, result: ops/benchmark/results.py SweepResult.as_dict(), its levels without detail
     SWEEP_FINISHED = "sweep.finished"
-    # service, sweep_key, stack (fingerprint hash), run_ids, floors [{load, value, metric, half_width (share), runs}]: the A/A noise floor, measured anew
+    # service, sweep_key, stack (fingerprint hash), run_ids, floors [{load, value, metric, half_width (share), runs}]: the A/A noise floor,
+    # measured anew
     NOISE_FLOOR = "noise.floor"
-    # this sweep against the service's baseline (ops/benchmark/comparing/regression.py), as it was when the job began: baseline {run_ids, label, release,
-    # interleaved: false}, levels [{load, value, metrics [{metric, ratio, floor, floor_from ("measured" | "default"), word}]}], words [sentence]
+    # this sweep against the service's baseline (ops/benchmark/comparing/regression.py), as it was when the job began: baseline {run_ids, label,
+    # release, interleaved: false}, levels [{load, value, metrics [{metric, ratio, floor, floor_from ("measured" | "default"), word}]}], words [sentence]
     REGRESSION = "regression"
     # what a stop left behind: processes [{pid, start_ticks or null (gone), started_at, user, unit, command, gpus [{index, used_bytes}], own (it
     # belonged to the service: it may be ended by the job `end-leftovers`), why (what proves that, or whose it is), service (another one that it is
