@@ -62,8 +62,8 @@ class BenchmarkRun(models.Model):
 class BenchmarkLevel(models.Model):
     """One level of a run: a concurrency (closed loop) or a rate (open loop).
 
-    `metrics` is ops.benchmark.metrics.LevelMetrics as JSON without its `detail` (ECDFs, seconds, a timeline of requests), which stands beside it because
-    only a run's own page and a comparison read it; the columns are for lists and charts.
+    `metrics` is ops.benchmark.metrics.LevelMetrics as JSON without its `detail` (ECDFs, seconds, a timeline of requests), which stands beside
+    it because only a run's own page and a comparison read it; the columns are for lists and charts.
     """
 
     run = models.ForeignKey(BenchmarkRun, on_delete=models.CASCADE, related_name="levels")
