@@ -104,3 +104,28 @@ export function secondsChart(seconds, practice) {
     layout: { margin: { l: 52, r: 28, t: 24, b: 34 }, xaxis: { range: [0, many], ticksuffix: " s", nticks: 8, rangemode: "tozero" }, yaxis: { nticks: 4, range: seconds.y.length ? undefined : [0, 100] },
       annotations: [unit("tok/s"), ...(practice ? [practiceMark()] : [])] } }));
 }
+
+// ---- A chart as a picture: a button with data-png="ID" saves the chart of that id, under the title of its card ----
+
+const plain = (text) => text.replace(/[<>&]/g, (c) => ({ "<": "&lt;", ">": "&gt;", "&": "&amp;" })[c]);
+// The picture has the page's colours, a ground of its own and twice the pixels. `name` becomes the file's name.
+export async function savePng(id, { title = "", name = id } = {}) {
+  const element = document.getElementById(id);
+  if (!element?.data) return;
+  const width = Math.max(720, element.clientWidth), height = Math.max(400, element.clientHeight) + (title ? 34 : 0), { margin = {} } = element.layout;
+  const layout = { ...element.layout, width, height, autosize: false, paper_bgcolor: token("surface"), plot_bgcolor: token("surface"), margin: { ...margin, t: (margin.t ?? 28) + (title ? 34 : 0) },
+    ...(title && { title: { text: plain(title), x: 0, xanchor: "left", xref: "container", y: 1, yanchor: "top", yref: "container", pad: { l: 16, t: 14 }, font: { size: 14, color: token("text"), weight: 600 } } }) };
+  const picture = await Plotly.toImage({ data: element.data, layout }, { format: "png", width, height, scale: 2 });
+  const bytes = Uint8Array.from(atob(picture.slice(picture.indexOf(",") + 1)), (c) => c.charCodeAt(0)); // fetch() of a data: address is not in our policy
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([bytes], { type: "image/png" }));
+  link.download = `${name.normalize("NFKD").replace(/[^\w.-]+/g, "-").replace(/^-+|-+$/g, "").slice(0, 80).toLowerCase() || "chart"}.png`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+document.addEventListener("click", (event) => {
+  const button = event.target.closest?.("[data-png]");
+  if (!button) return;
+  const title = button.closest(".card")?.querySelector("h2")?.textContent.trim() ?? "", of = document.querySelector("h1")?.textContent.trim() ?? "";
+  savePng(button.dataset.png, { title: [title, of].filter(Boolean).join(" · "), name: `${of} ${title}` });
+});

@@ -36,11 +36,12 @@ export function put(element, html) {
   const focused = element.contains(document.activeElement) ? document.activeElement : null;
   const focusKey = focused && (focused.id ? `#${CSS.escape(focused.id)}` : focused.getAttribute("href") ? `[href="${CSS.escape(focused.getAttribute("href"))}"]` : null);
   const kept = new Map([...element.querySelectorAll("[data-keep]")].map((e) => [e.dataset.keep, e]));
-  const boxes = new Map([...element.querySelectorAll("input[name]:not([type=hidden])")].map((i) => [i.name, i.checked]));
+  const named = (i) => `${i.name}=${i.value}`; // a list ticks many of one name
+  const boxes = new Map([...element.querySelectorAll("input[type=checkbox][name]")].map((i) => [named(i), i.checked]));
   element.innerHTML = html; // our own server's template; the policy lets no script in it run
   for (const place of element.querySelectorAll("[data-keep]")) { const old = kept.get(place.dataset.keep); if (old) place.replaceWith(old); }
   for (const id of open) { const d = element.querySelector(`#${CSS.escape(id)}`); if (d) d.open = true; }
-  for (const input of element.querySelectorAll("input[type=checkbox][name]")) if (boxes.has(input.name)) input.checked = boxes.get(input.name);
+  for (const input of element.querySelectorAll("input[type=checkbox][name]")) if (boxes.has(named(input))) input.checked = boxes.get(named(input));
   if (focusKey) element.querySelector(focusKey)?.focus({ preventScroll: true });
   localise(element);
   element.dispatchEvent(new CustomEvent("fragment", { bubbles: true }));
