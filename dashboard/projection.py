@@ -23,6 +23,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Greatest
 
+from dashboard import run_summaries
 from dashboard.models import BenchmarkLevel, BenchmarkRun, Job, JobLock, JobStep, LockFence, ShelvedPatch
 from ops.jobs.claim import ON_KEPT, REPAIRS
 from ops.jobs.events import FINAL_STATES, LOCKING_STATES, Event, EventType, JobState
@@ -33,11 +34,12 @@ WORDS_KEPT = 200
 TROUBLES_KEPT = 50
 SMOKE_TEXT = 4000  # characters of a question and an answer; the node cuts there, too
 DEBRIS_KEPT = 200
+GROUP_MOST = 1000  # runs that are measured together
 DIFF_LENGTH = 256 * 1024  # characters; the node cuts there, too
 FINGERPRINT_BYTES = 1024 * 1024  # some hundred packages are under 50 KB
 ADOPTION_BYTES = 128 * 1024  # of a record, and of a drop-in; a node refuses to tell longer ones
 CHANGES = ("changed", "extra", "missing")
-LEVEL_COLUMNS = ("output_tok_s", "e2e_mean_s", "e2e_p50_s", "e2e_p99_s", "ttft_p50_ms")
+LEVEL_COLUMNS = ("output_tok_s", "e2e_mean_s", "e2e_p50_s", "e2e_p99_s", "ttft_p50_ms", "tpot_p50_ms")
 
 
 def when(at: float) -> datetime:
@@ -140,9 +142,7 @@ class JobProjection:
                 step.state = "interrupted"
                 self.dirty_steps.add(step.name)
         ended = {JobState.CANCELLED: "cancelled"}.get(JobState(job.state), "failed")
-        runs = BenchmarkRun.objects.filter(job=job, state="running")
-        BenchmarkLevel.objects.filter(run__in=runs, state="running").update(state="failed")
-        runs.update(state=ended, finished_at=at)
+        run_summaries.close_runs(job, ended, at)
 
     def _hold_locks(self) -> None:
         """A job in one of LOCKING_STATES holds its locks, and so does one whose rollback failed. Where another job still stands as holder, the higher
@@ -343,23 +343,31 @@ class JobProjection:
 
     def _sweep_started(self, data: dict[str, Any], at: datetime) -> None:
         job, service = self.job, self.job.service
-        fingerprint = data.get("fingerprint") or {}
-        release, version = fingerprint.get("release"), (fingerprint.get("packages") or {}).get("vllm")
+        fingerprint = data.get("fingerprint")
+        fingerprint = fingerprint if isinstance(fingerprint, dict) else {}
+        packages = fingerprint.get("packages")
+        release, version = fingerprint.get("release"), packages.get("vllm") if isinstance(packages, dict) else None
         run_id = uuid.UUID(str(data["run_id"]))
         if BenchmarkRun.objects.filter(pk=run_id).exclude(job=job).exists():
             raise ValueError(f"run {run_id} belongs to another job")
+        group, index = data.get("group"), number(data.get("group_index"))
         run, _ = BenchmarkRun.objects.update_or_create(id=run_id, defaults={
             "job": job, "service": service, "node_name": job.node.name, "service_name": service.name if service else "",
             "model": str(data.get("model") or "")[:300], "endpoint": str(data.get("endpoint") or "")[:300],
             "preset": str(data.get("preset") or "")[:40],
             "release": str(release or "")[:120], "vllm_version": str(version or "")[:80], "practice": bool(data.get("practice")),
             "short": bool(data.get("short")), "state": "running", "started_at": at,
+            "group": uuid.UUID(group) if isinstance(group, str) and group else None,
+            "group_index": int(index) if index is not None and 0 <= index < GROUP_MOST else 0, "sweep_key": text(data.get("sweep_key"), 64),
             "settings": {name: value for name, value in data.items() if name != "fingerprint"}, "fingerprint": fingerprint})
         for concurrency in data.get("concurrencies") or []:
             BenchmarkLevel.objects.get_or_create(run=run, load="closed", value=int(concurrency), defaults={"concurrency": int(concurrency)})
         for rate in data.get("rates") or []:
             BenchmarkLevel.objects.get_or_create(run=run, load="open", value=float(rate))
-        self.job.result.setdefault("run_ids", []).append(str(run.pk))
+        run_summaries.summarise(run)
+        ids = self.job.result.setdefault("run_ids", [])
+        if str(run.pk) not in ids:
+            ids.append(str(run.pk))
         self.result_dirty = True
 
     def _level_started(self, data: dict[str, Any], at: datetime) -> None:
@@ -372,18 +380,26 @@ class JobProjection:
         state = str(metrics.get("state") or "done")[:12]
         detail = metrics.get("detail") if isinstance(metrics.get("detail"), dict) else {}
         kept = {name: value for name, value in metrics.items() if name != "detail"}
-        self._level(metrics, data["run_id"], state=state, metrics=kept, detail=detail, **columns, **counts)
+        run_summaries.summarise(self._level(metrics, data["run_id"], state=state, metrics=kept, detail=detail, **columns, **counts))
 
     def _sweep_finished(self, data: dict[str, Any], at: datetime) -> None:
-        result = data.get("result") or {}
-        changes: dict[str, Any] = {"finished_at": at, "state": str(result.get("state") or "done")[:12]}
-        for name in ("settings", "fingerprint", "warnings"):
-            if result.get(name):
-                changes[name] = result[name]
-        BenchmarkRun.objects.filter(pk=uuid.UUID(str(data["run_id"])), job=self.job).update(**changes)
+        result = data.get("result")
+        result = result if isinstance(result, dict) else {}
+        run = BenchmarkRun.objects.get(pk=uuid.UUID(str(data["run_id"])), job=self.job)
+        state = str(result.get("state") or "done")
+        run.finished_at, run.state = at, state if state in run_summaries.STATES else "failed"
+        for name, form in (("settings", dict), ("fingerprint", dict), ("warnings", list)):
+            if isinstance(result.get(name), form) and result[name]:
+                setattr(run, name, result[name])
+        run.sweep_key = text(result.get("sweep_key"), 64) or run.sweep_key
+        run.tool_version = text(result.get("tool_version"), 80)
+        if isinstance(result.get("short"), bool):  # by what was measured; at the start only by plan
+            run.short = result["short"]
+        run.save(update_fields=["finished_at", "state", "settings", "fingerprint", "warnings", "sweep_key", "tool_version", "short"])
+        run_summaries.summarise(run)
 
-    def _level(self, of: dict[str, Any], run_id: Any, **values: Any) -> None:
-        """`of` says which level: load and value; before there were rates, only a concurrency."""
+    def _level(self, of: dict[str, Any], run_id: Any, **values: Any) -> BenchmarkRun:
+        """The level's run. `of` says which level: load and value; before there were rates, only a concurrency."""
         run = BenchmarkRun.objects.get(pk=uuid.UUID(str(run_id)), job=self.job)
         load, concurrency = str(of.get("load") or "closed")[:8], of.get("concurrency")
         value = number(of.get("value", concurrency))
@@ -392,6 +408,7 @@ class JobProjection:
         if load == "closed":
             values["concurrency"] = int(value)
         BenchmarkLevel.objects.update_or_create(run=run, load=load, value=value, defaults=values)
+        return run
 
 
 def number(value: Any) -> float | None:

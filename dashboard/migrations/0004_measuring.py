@@ -10,6 +10,23 @@ def value_from_concurrency(apps, schema_editor):
     apps.get_model("dashboard", "BenchmarkLevel").objects.update(value=models.F("concurrency"))
 
 
+SUMMARIES = ("single_tok_s", "peak_tok_s", "peak_at", "peak_p99_s", "errors", "levels_measured", "search", "stack", "sweep_key")
+
+
+def summaries_of_runs(apps, schema_editor):
+    """What lists read of a run, for the runs that were there before; a level's median TPOT becomes a column."""
+    from dashboard import run_summaries
+
+    run_model, level_model = apps.get_model("dashboard", "BenchmarkRun"), apps.get_model("dashboard", "BenchmarkLevel")
+    for level in level_model.objects.iterator(chunk_size=200):
+        tpot = level.metrics.get("tpot_p50_ms") if isinstance(level.metrics, dict) else None
+        if isinstance(tpot, int | float) and not isinstance(tpot, bool):
+            level_model.objects.filter(pk=level.pk).update(tpot_p50_ms=tpot)
+    for run in run_model.objects.iterator(chunk_size=200):
+        found = run_summaries.columns(run, level_model.objects.filter(run=run).only(*run_summaries.LEVELS_READ))
+        run_model.objects.filter(pk=run.pk).update(**{name: found[name] for name in SUMMARIES})
+
+
 class Migration(migrations.Migration):
 
     dependencies = [
@@ -163,6 +180,7 @@ class Migration(migrations.Migration):
             field=models.PositiveIntegerField(null=True),
         ),
         migrations.RunPython(value_from_concurrency, migrations.RunPython.noop),
+        migrations.RunPython(summaries_of_runs, migrations.RunPython.noop),
         migrations.AddConstraint(
             model_name='benchmarklevel',
             constraint=models.UniqueConstraint(fields=('run', 'load', 'value'), name='one_level_per_load'),

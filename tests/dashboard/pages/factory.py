@@ -5,6 +5,8 @@ Events go through the real recorder, so that pages are tested on the rows that i
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -14,12 +16,13 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from dashboard import recorder
-from dashboard.models import Channel, Job, Node, Service
+from dashboard import recorder, run_summaries
+from dashboard.models import BenchmarkLevel, BenchmarkRun, Channel, ImportedFile, Job, Node, Service
 from ops import records, report
 from ops.jobs.events import Event, EventType
 from ops.services.warmup import PHASES
 from tests.dashboard.pages import environment_data as said
+from tests.dashboard.pages import run_data
 from tests.dashboard.pages import service_data as ran
 
 GIB = 2**30
@@ -474,6 +477,83 @@ class Story:
             "fingerprint": self.fingerprint(release)})
         return run_id
 
+    def measured(self, *, ago_s: float = 600.0, scale: float = 1.0, repeats: int = 1, release: str = NEW, rates: bool = False,
+                 errors: int = 0, slos: dict[str, float] | None = None, model: str = "kimi-k2.5", values: tuple[float, ...] | None = None,
+                 group: str | None = None, **asked: Any) -> list[BenchmarkRun]:
+        """A job whose sweeps ended well, every number told: `repeats` runs of one group, each one's luck a percent; `rates`: an open loop."""
+        job = self.job("sweep", ago_s=ago_s, params={"preset": "story", "repeats": repeats}, steps=(("sweep", "Sweep", False),))
+        self.step(job, "sweep", end=False, index=0)
+        group = group or (str(uuid.uuid4()) if repeats > 1 else None)
+        chosen = values or ((0.5, 1.0, 2.0, 2.5) if rates else tuple(LEVELS))
+        load, made = "open" if rates else "closed", []
+        for index in range(repeats):
+            run_id, luck = str(uuid.uuid4()), scale * (1 + 0.01 * (index % 3 - 1))
+            wanted = run_data.settings(model=model, load=load, concurrencies=[] if rates else [int(one) for one in chosen],
+                                       rates=list(chosen) if rates else [],
+                                       requests=[run_data.ASKED.get(int(one), 100) for one in chosen], slos=slos or {}, repeats=repeats,
+                                       **{"seed": index + 1, **asked})
+            self.say(job, EventType.SWEEP_STARTED, run_id=run_id, preset=wanted["preset"], load=load, concurrencies=wanted["concurrencies"],
+                     rates=wanted["rates"], requests=wanted["requests"], max_tokens=wanted["max_tokens"], model=model, endpoint=wanted["base_url"],
+                     practice=True, short=False, started_at=self.at, settings=wanted, fingerprint=self.fingerprint(release), group=group,
+                     group_index=index, repeats=repeats)
+            levels = []
+            for value in chosen:
+                tok_s, mean_s, _, _, ttft_ms = LEVELS[min(LEVELS, key=lambda known: abs(known - (value * 20 if rates else value)))]
+                told = run_data.metrics(value, load=load, tok_s=tok_s, mean_s=mean_s, ttft_ms=ttft_ms, scale=luck, errors=errors, slos=slos,
+                                        max_tokens=wanted["max_tokens"])
+                self.say(job, EventType.LEVEL_STARTED, run_id=run_id, load=load, value=value, concurrency=told["concurrency"],
+                         requests=told["requests"], started_at=self.at)
+                self.at += told["whole_s"]
+                self.say(job, EventType.LEVEL_FINISHED, run_id=run_id, metrics=told)
+                levels.append({name: one for name, one in told.items() if name != "detail"})
+            self.say(job, EventType.SWEEP_FINISHED, run_id=run_id, result={
+                "state": "done", "warnings": [], "settings": wanted, "fingerprint": self.fingerprint(release), "levels": levels, "short": False,
+                "tool": "roundhouse", "tool_version": "0.1.0"})
+            made.append(run_id)
+        self.finish_step(job, "sweep", took=1555.0)
+        self.end(job, duration_s=1560.0)
+        return [BenchmarkRun.objects.get(pk=one) for one in made]
+
+    def imported(self, *, tool: str = "vllm bench serve", ago_s: float = 5000.0, practice: bool = False, model: str = "kimi-k2.5",
+                 origin: str = "imported", scale: float = 1.0) -> BenchmarkRun:
+        """A run of another tool: no fingerprint, levels with what that tool tells, the file kept whole."""
+        content = f'{{"tool": "{tool}", "at": {ago_s}, "n": {BenchmarkRun.objects.count()}}}'.encode()
+        at = timezone.now() - timedelta(seconds=ago_s)
+        file = ImportedFile.objects.create(name="result.json", tool=tool, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest(),
+                                           content=gzip.compress(content), imported_at=at, imported_by=self.user)
+        run = BenchmarkRun.objects.create(
+            model=model, endpoint="", preset="", origin=origin, tool=tool, tool_version="0.16.0", imported=file, practice=practice, state="done",
+            started_at=at, finished_at=at, settings={"model": model}, label="their numbers")
+        for value, (tok_s, mean_s, _, _, ttft_ms) in LEVELS.items():
+            told = run_data.metrics(value, tok_s=tok_s, mean_s=mean_s, ttft_ms=ttft_ms, scale=scale, gpu_count=None, with_detail=False)
+            told |= dict.fromkeys(("server", "stamps", "steady_output_tok_s", "steady_s", "energy_j", "gpus", "client_cpu_share", "power_mean_w",
+                                   "tokens_per_joule", "reasoning_tokens", "content_tokens")) | {"window": "whole"}
+            BenchmarkLevel.objects.create(run=run, load="closed", value=value, concurrency=value, state="done", metrics=told, **{
+                name: told[name] for name in ("requests", "finished", "errors", "output_tok_s", "e2e_mean_s", "e2e_p50_s", "e2e_p99_s", "ttft_p50_ms",
+                                              "tpot_p50_ms")})
+        run_summaries.summarise(run)
+        return run
+
+    def many_runs(self, count: int) -> None:
+        """So many finished runs with their levels, written at once: what a list has after years."""
+        now = timezone.now()
+        runs = [BenchmarkRun(
+            service=self.the_service, node_name="practice", service_name="kimi-k25", model=("kimi-k2.5", "glm-5", "minimax-m2.5")[n % 3],
+            endpoint="http://127.0.0.1:8000", preset=("quick", "story")[n % 2], release=(OLD, NEW)[n % 2], vllm_version=VERSIONS["vllm"],
+            practice=True, state=("done", "done", "done", "failed")[n % 4], started_at=now - timedelta(minutes=n),
+            finished_at=now - timedelta(minutes=n, seconds=-50), settings=run_data.settings(), fingerprint=self.fingerprint((OLD, NEW)[n % 2]),
+            label=f"night {n}" if n % 7 == 0 else "", tags=["nightly"] if n % 5 == 0 else []) for n in range(count)]
+        levels = []
+        for n, run in enumerate(runs):
+            mine = [BenchmarkLevel(run=run, load="closed", value=value, concurrency=value, state="done", requests=100, finished=100, errors=n % 3,
+                                   output_tok_s=tok_s * (1 + n % 10 / 100), e2e_mean_s=mean_s, e2e_p50_s=mean_s, e2e_p99_s=p99, ttft_p50_ms=ttft_ms)
+                    for value, (tok_s, mean_s, _, p99, ttft_ms) in LEVELS.items()]
+            for name, one in run_summaries.columns(run, mine).items():
+                setattr(run, name, one)
+            levels += mine
+        BenchmarkRun.objects.bulk_create(runs, batch_size=500)
+        BenchmarkLevel.objects.bulk_create(levels, batch_size=500)
+
     def redeploy(self, *, ago_s: float = 3600.0, scale: float = 1.0) -> Job:
         """One that succeeded, with all four parts of its report."""
         job = self.job("redeploy", ago_s=ago_s, params={"channel": "practice", "coupling": True, "rollback": True, "preset": "story"}, steps=STEPS)
@@ -689,6 +769,18 @@ def full() -> Story:
     story.checked(clean=True, ago_s=3000)
     Service.objects.filter(pk=story.the_service.pk).update(packages={**story.the_service.packages, "versions": {
         **VERSIONS, "vllm": "0.16.0rc2.dev344+practice", "flashinfer-python": "0.6.4+practice", "flashinfer-cubin": "0.6.4+practice"}})
+    return story
+
+
+def measuring() -> Story:
+    """A console that has measured for a while: repeats, rates, another release, another model, and runs of other tools."""
+    story = full()
+    story.measured(ago_s=5 * 86400, release=OLD, repeats=3)
+    story.measured(ago_s=3 * 86400, repeats=3, scale=0.9)
+    story.measured(ago_s=2 * 86400, rates=True, slos={"ttft_ms": 1000.0, "tpot_ms": 60.0})
+    story.measured(ago_s=86400, model="glm-5", errors=2)
+    story.imported()
+    story.imported(tool="guidellm", scale=1.1)
     return story
 
 
