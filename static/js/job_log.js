@@ -51,8 +51,9 @@ function ansi(text) {
 export class LogView {
   lines = []; seq = 0; rest = ""; follow = true; wrap = false; hits = []; hit = -1; query = ""; ready = false; decisive = -1;
   #waiting = []; #tops = null; #columns = 0; #frame = 0; #missed = 0; #kept = { top: 0, left: 0 };
-  constructor(block, { live }) {
-    this.block = block; this.step = block.dataset.logStep; this.live = live;
+  // `after`: the last event that the page had when this view was made. Log events up to it went by before there was anybody to take them.
+  constructor(block, { live, after = 0 }) {
+    this.block = block; this.step = block.dataset.logStep; this.live = live; this.after = after;
     this.view = block.querySelector(".log-view");
     this.find = (name) => block.querySelector(`[data-log-${name}]`);
     this.find("tools").hidden = false;
@@ -74,23 +75,29 @@ export class LogView {
     this.#labels();
   }
   // All text up to now; events of the stream that came meanwhile are added after it, those that it has already are not.
-  async load() {
+  async load(wait = 200) {
     const url = new URL(this.block.dataset.log, location.href);
     url.searchParams.set("format", "json");
     let answer;
     try { answer = await fetch(url); if (!answer.ok) throw new Error(String(answer.status)); }
     catch { setTimeout(() => this.load(), 3000); return; }
     const { seq, text } = await answer.json();
-    this.lines = []; this.rest = ""; this.seq = seq; this.ready = true;
-    const space = document.createElement("div"); space.className = "log-space";
-    const list = document.createElement("ol"); list.className = "log-lines";
-    space.append(list);
-    this.space = space; this.list = list;
+    this.lines = []; this.rest = ""; this.seq = seq;
+    // The recorder writes after the stream says: a text that ends before `after` may lack lines that no event will bring again. It is shown, and
+    // asked for once more; what the stream brings waits.
+    this.ready = seq >= this.after;
+    if (!this.ready) setTimeout(() => this.load(Math.min(3000, wait * 1.6)), wait);
+    if (!this.space) {
+      this.space = document.createElement("div"); this.space.className = "log-space";
+      this.list = document.createElement("ol"); this.list.className = "log-lines";
+      this.space.append(this.list);
+    }
     this.#push(text);
-    const waiting = this.#waiting; this.#waiting = [];
-    if (this.lines.length) this.#show();
+    const waiting = this.ready ? this.#waiting.splice(0) : [];
+    if (this.lines.length) { this.#show(); this.#soon(); }
     for (const event of waiting) this.add(event);
     this.#count();
+    if (!this.ready) return;
     if (!this.live && this.lines.length && !this.#jumpToHash()) this.#showDecisive();
   }
   // Of a failed step: the line that decided it, wherever it stands, instead of the end.

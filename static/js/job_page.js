@@ -44,7 +44,7 @@ function openLog() {
   const block = document.querySelector("[data-log]");
   if (!block) { log = null; return; }
   if (log?.block === block) { log.restore(); return; }
-  log = new LogView(block, { live: !document.body.hasAttribute("data-final") });
+  log = new LogView(block, { live: !document.body.hasAttribute("data-final"), after: stream?.last ?? 0 });
   log.load();
 }
 

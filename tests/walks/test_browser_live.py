@@ -117,6 +117,24 @@ def test_a_reload_in_the_middle_neither_loses_nor_repeats_a_line(console: Browse
         assert not said
 
 
+def test_a_line_that_was_said_before_its_log_was_opened_is_not_lost_when_the_recorder_is_late(
+        console: BrowserConsole, browser: Browser, job: tuple[str, Node]) -> None:
+    address, node = job
+    with visit(browser, console) as (page, said):
+        live(page, address)
+        console.kill("recorder")
+        node.log("checking\n", "verify")
+        node.say(EventType.STEP_PROGRESS, step="build", done=9, total=14, unit="packages", text="installing torch", estimate=False)
+        wait(page, "document.querySelector('[data-progress-count]').textContent === '9 of 14 packages'")  # so the line before it has come too
+        page.click("a[data-step=verify]")
+        wait(page, "document.querySelector('[data-log]')?.dataset.logStep === 'verify'")
+        node.log("checked\n", "verify")
+        console.start_recorder()
+        wait(page, f"{LINES} === 2")
+        assert page.evaluate(SHOWN) == ["checking", "checked"]
+        assert not said
+
+
 def test_the_log_stays_where_it_is_read_while_the_page_around_it_changes(console: BrowserConsole, browser: Browser, job: tuple[str, Node]) -> None:
     address, node = job
     with visit(browser, console) as (page, said):
