@@ -197,15 +197,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='benchmarkrun',
-            index=models.Index(fields=['practice', '-started_at'], name='dashboard_b_practic_fae5a6_idx'),
-        ),
-        migrations.AddIndex(
-            model_name='benchmarkrun',
-            index=models.Index(fields=['-peak_tok_s'], name='dashboard_b_peak_to_9481bc_idx'),
-        ),
-        migrations.AddIndex(
-            model_name='benchmarkrun',
-            index=models.Index(fields=['-single_tok_s'], name='dashboard_b_single__fd7967_idx'),
+            index=models.Index(fields=['-started_at', 'id', 'node_name', 'service_name', 'model', 'release', 'preset', 'tool', 'practice', 'state', 'single_tok_s', 'peak_tok_s', 'peak_p99_s', 'errors', 'tags', 'search'], name='list_of_runs'),
         ),
         migrations.AddField(
             model_name='noisefloor',
