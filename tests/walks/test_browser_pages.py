@@ -48,6 +48,9 @@ def addresses(world: str, seeded: dict[str, Any]) -> dict[str, str]:
              "channel-nightly": "/settings/channels/new/nightly/", "channel-recipe": "/settings/channels/new/recipe/"}
     if world == "empty":
         return found
+    if world != "full":  # the same in every world
+        for name in ("settings", "channel-presets", "channel-nightly", "channel-recipe", "diagnose", "cleanup"):
+            del found[name]
     if world in ("adopting", "empty_node"):
         found = {"services": "/services/", "node-real": "/nodes/gpu01/", "adopt": "/nodes/gpu01/adopt/"}
         if world == "adopting":
@@ -67,6 +70,8 @@ def addresses(world: str, seeded: dict[str, Any]) -> dict[str, str]:
               "confirm-sweep": "/services/practice/kimi-k25/run/sweep/", "confirm-reset": "/services/practice/kimi-k25/run/practice-reset/",
               "not-found": "/jobs/99999/", "channel": "/settings/channels/practice/"}
     service, old = "/services/practice/kimi-k25", said.OLD if world != "failing" else said.BUILT
+    if world != "full":
+        del found["not-found"], found["channel"], found["confirm-restart"], found["confirm-sweep"], found["confirm-reset"]
     found |= {"environment": f"{service}/environment/", "environment-problems": f"{service}/environment/?show=problems",
               "integrity": f"{service}/integrity/", "shelf": f"{service}/shelf/", "guards": f"{service}/guards/",
               "guards-preset": f"{service}/guards/?preset=sm120", "guards-remove": f"{service}/guards/?remove=0",
