@@ -1,8 +1,9 @@
-"""Closed-loop load on a chat endpoint: C slots, each sending its next request the moment that its last one ended.
+"""Load on a chat endpoint. Closed loop: C slots, each sending its next request the moment that its last one ended. Open loop: Poisson arrivals.
 
-The next request leaves in the very callback that received the last byte of the one before; its bytes were made before the level. Reading
-what the streams said is put off: a background task does it in slices of a fraction of a millisecond, so that no stream's stamp waits for
-another stream's JSON. The garbage collector rests while a level runs, because a full collection stops everything for tens of milliseconds.
+In a closed loop the next request leaves in the very callback that received the last byte of the one before; its bytes were made before the
+level. Reading what the streams said is put off: a background task does it in slices of a fraction of a millisecond, so that no stream's stamp
+waits for another stream's JSON. The garbage collector rests while a level runs, because a full collection stops everything for tens of
+milliseconds.
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
+import random
 import resource
 import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from time import perf_counter_ns
 from typing import Any
 
 from ops.benchmark.chat_client import ChatClient
-from ops.benchmark.chat_stream import events, settle
-from ops.benchmark.metrics import MS, ClientCost, S, percentile, tokens_of
-from ops.benchmark.presets import SweepSettings
+from ops.benchmark.chat_stream import settle
+from ops.benchmark.live_view import Beside, Flight, LiveSecond, LiveView, StreamWatch
+from ops.benchmark.metrics import MS, ClientCost, S, percentile
+from ops.benchmark.presets import LevelPlan, SweepSettings
 from ops.benchmark.prompts import synthetic
 from ops.benchmark.request_record import ErrorKind, RequestRecord
 from ops.benchmark.stamped_connection import RawResponse, StampedConnection
@@ -33,54 +36,41 @@ from ops.jobs.errors import BadInput, OpsError
 POLL_S = 0.1  # cancel, time limits
 STOP_NEEDS = 5  # requests that ended before an error rate means anything
 FILES_BESIDE = 64  # descriptors that we need for other things
+MAX_IN_FLIGHT = 2048  # of an open loop without a cap of its own: descriptors end somewhere
+SPARE_CONNECTIONS = 8  # opened before an open loop's level, above what it should need
+TIMER_NS = 1_500_000  # uvloop's timers have a resolution of 1 ms
 MAX_RESPONSE = 64 * 1024 * 1024  # bytes; 32,768 chunks of 500 bytes are 16 MB
-
-
-@dataclass(frozen=True, slots=True)
-class LiveSecond:
-    """One second of a running level. Rates count events as they arrive; the level's final numbers come from the whole streams."""
-
-    second: int
-    output_tok_s: float
-    in_flight: int
-    finished: int
-    errors: int
-    ttft_p50_ms: float | None
-    icl_p50_ms: float | None  # gaps between reads within this second
-    e2e_mean_s: float | None
-    throughput_so_far_tok_s: float
-    power_w: float | None
-
-    def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(slots=True)
 class LevelOutcome:
-    """What a level left: records of every request that was sent, its anchor on the wall clock, what it cost the client, why it ended.
+    """What a level left: records of every request that was wanted, its anchor on the wall clock, what it cost the client, why it ended.
 
     `stopped`: "" (all requests were sent), "time" (the limit), "errors", "cancelled".
     """
 
-    concurrency: int
-    requests: int
+    plan: LevelPlan
     records: list[RequestRecord]
     t0: int  # perf_counter_ns at the start
     started_at: float  # time.time() at the same moment
     client: ClientCost
     stopped: str = ""
-    power_mean_w: float | None = None
+
+    @property
+    def ended(self) -> int:
+        """perf_counter_ns of its last request's end."""
+        return max((record.t_end for record in self.records if record.t_end is not None), default=self.t0)
 
 
 @dataclass(slots=True)
 class _Slot:
+    """A connection and the request on it. A closed loop has one for each of its C; an open loop takes a free one for each arrival."""
+
     index: int
     connection: StampedConnection | None
     record: RequestRecord | None = None
     request: bytes = b""
-    looked_at: int = 0  # pieces that the live view has counted
-    received: int = 0  # bytes in those
-    first_chunk_ns: int | None = None
+    watch: StreamWatch = field(default_factory=StreamWatch)
     open: bool = True
 
 
@@ -130,8 +120,8 @@ def allow_files(concurrency: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def body(settings: SweepSettings, level: int, index: int) -> dict[str, Any]:
-    """One request's JSON. `level` and `index` make its prompt unique; warm-up requests have negative indexes."""
+def body(settings: SweepSettings, level: str, index: int) -> dict[str, Any]:
+    """One request's JSON. `level` (LevelPlan.key) and `index` make its prompt unique; warm-up requests have negative indexes."""
     fixed = {"min_tokens": settings.max_tokens, "ignore_eos": True} if settings.output_mode == "fixed" else {}
     return {
         "model": settings.model, "messages": [{"role": "user", "content": synthetic(settings.seed, level, index, settings.prompt_words)}],
@@ -140,23 +130,42 @@ def body(settings: SweepSettings, level: int, index: int) -> dict[str, Any]:
     }
 
 
-class Level:
-    """One run of a closed loop. `live` is called once a second and once at the end; `power` may block, it is read in a thread."""
+def arrivals(seed: int, rate: float, count: int) -> list[int]:
+    """When the requests of an open loop are wanted, in ns from the level's start: a Poisson process, not rescaled to hit its rate."""
+    draw = random.Random(f"{seed}/arrivals/{rate:g}")  # noqa: S311  # reproducible load, not a secret
+    at, times = 0.0, []
+    for _ in range(count):
+        at += draw.expovariate(rate)
+        times.append(int(at * S))
+    return times
 
-    def __init__(self, client: ChatClient, settings: SweepSettings, concurrency: int, requests: int, *, first_index: int = 0, step: int = 1,
-                 typical_ns: float | None = None, live: Callable[[LiveSecond], None] | None = None, cancel: Callable[[], bool] = lambda: False,
-                 power: Callable[[], float | None] | None = None, time_limit_s: float | None = None) -> None:
-        self.client, self.settings = client, settings
-        self.concurrency, self.requests = concurrency, requests
-        self.live, self.cancel, self.power = live, cancel, power
+
+class Level:
+    """One run of a level. `live` is called once a second and once at the end; `beside` is read at the same time, in a thread.
+
+    `plan.load` "closed": `plan.value` slots, each sending its next request when its last one ended. "open": arrivals at `plan.value` a second;
+    each takes a free connection, or waits where `settings.max_in_flight` says so (its wait is its queue delay).
+    """
+
+    def __init__(self, client: ChatClient, settings: SweepSettings, plan: LevelPlan, *, seed_key: str = "", first_index: int = 0,
+                 step: int = 1, typical_ns: float | None = None, live: Callable[[LiveSecond], None] | None = None,
+                 cancel: Callable[[], bool] = lambda: False,
+                 beside: Beside | None = None, time_limit_s: float | None = None) -> None:
+        self.client, self.settings, self.plan, self.requests = client, settings, plan, plan.requests
+        self.live, self.cancel, self.beside = live, cancel, beside
         limit = time_limit_s if time_limit_s is not None else settings.level_seconds
         self._limit_ns, self._drain_ns = int(limit * S), int(settings.drain_seconds * S)
         self._timeout_ns = int(settings.request_timeout_s * S)
         self._typical_ns = typical_ns
-        self._bytes = [client.request_bytes(body(settings, concurrency, first_index + step * i)) for i in range(requests)]
+        self._bytes = [client.request_bytes(body(settings, seed_key or plan.key, first_index + step * i)) for i in range(self.requests)]
+        self._arrivals = deque(arrivals(settings.seed, plan.value, self.requests)) if plan.load == "open" else deque()
+        self._cap = (settings.max_in_flight or MAX_IN_FLIGHT) if plan.load == "open" else int(plan.value)
         self._records: list[RequestRecord] = []
         self._slots: list[_Slot] = []
+        self._free: list[_Slot] = []  # of an open loop
+        self._waiting: deque[RequestRecord] = deque()  # of an open loop at its cap
         self._unread: deque[tuple[RequestRecord, RawResponse]] = deque()
+        self._view = LiveView()
         self._work = asyncio.Event()
         self._over = asyncio.Event()
         self._open_slots = 0
@@ -164,40 +173,33 @@ class Level:
         self._t0 = 0
         self._connects = self._retries = 0
         self._good = self._bad = 0  # read so far
-        self._ended_events = 0
-        self._second_gaps: list[int] = []
-        self._per_event = 1.0  # output tokens for an event, learned from streams that have ended
-        self._token_total = self._event_total = 0
-        self._ttfts: list[int] = []
-        self._e2e_total = 0
-        self._watts: list[float] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> LevelOutcome:
         """Runs to the end, the time limit, too many errors, or cancel. Raises OpsError if the connections cannot be opened."""
         loop = asyncio.get_running_loop()
-        slots = min(self.concurrency, self.requests)
-        allow_files(slots)
-        connections = await self.client.open(slots)
+        count = self._connections_wanted()
+        allow_files(count)
+        connections = await self.client.open(count)
         self._slots = [_Slot(i, connection) for i, connection in enumerate(connections)]
         for slot in self._slots:
             if slot.connection is not None:
                 slot.connection.on_lost = self._reopen(slot)
-        self._open_slots = slots
         reader = asyncio.create_task(self._read_streams())
         probe = LagProbe()
         probe.start(loop)
         gc.collect()
         gc.disable()
         cpu, started_at, self._t0 = time.process_time_ns(), time.time(), perf_counter_ns()
+        self._view.start(self._t0)
+        if self.beside is not None:
+            self.beside.start(self._t0)
         try:
-            ramp_ns = 0.0 if self.settings.burst or slots == 1 else (self._typical_ns or 0.0)
-            for slot in self._slots:
-                wanted = self._t0 + int(ramp_ns * slot.index / slots)
-                if ramp_ns:
-                    loop.call_later(max(0.0, (wanted - perf_counter_ns()) / S), self._begin, slot, wanted)
-                else:
-                    self._begin(slot, wanted)
+            if self.plan.load == "open":
+                self._free = list(reversed(self._slots))
+                self._arrive()
+            else:
+                self._fill(loop)
             await self._watch()
         finally:
             wall, cpu = perf_counter_ns() - self._t0, time.process_time_ns() - cpu
@@ -217,10 +219,27 @@ class Level:
             lag_p50_ms=None if lag50 is None else lag50 / MS, lag_p99_ms=None if lag99 is None else lag99 / MS,
             lag_max_ms=None if most is None else most / MS, cpu_share=cpu / wall if wall else None,
             connects_in_level=self._connects, retries=self._retries)
-        return LevelOutcome(self.concurrency, self.requests, self._records, self._t0, started_at, cost, self._stopped,
-                            sum(self._watts) / len(self._watts) if self._watts else None)
+        return LevelOutcome(self.plan, self._records, self._t0, started_at, cost, self._stopped)
+
+    def _connections_wanted(self) -> int:
+        """How many are opened before the level. A rate needs as many as it keeps in flight (Little's law), and some for its luck."""
+        if self.plan.load == "closed":
+            return min(self._cap, self.requests)
+        expected = self.plan.value * (self._typical_ns or S) / S
+        return min(self._cap, self.requests, math.ceil(1.5 * expected + 4 * math.sqrt(expected)) + SPARE_CONNECTIONS)
 
     # -- sending: everything here runs in the loop's callbacks, with no task in between --------------------------------------
+
+    def _fill(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A closed loop's first requests: at once, or staggered over the time of one request."""
+        slots = self._open_slots = len(self._slots)
+        ramp_ns = 0.0 if self.settings.burst or slots == 1 else (self._typical_ns or 0.0)
+        for slot in self._slots:
+            wanted = self._t0 + int(ramp_ns * slot.index / slots)
+            if ramp_ns:
+                loop.call_later(max(0.0, (wanted - perf_counter_ns()) / S), self._begin, slot, wanted)
+            else:
+                self._begin(slot, wanted)
 
     def _begin(self, slot: _Slot, wanted: int) -> None:
         """Sends the slot's next request, or closes the slot when there is none to send."""
@@ -229,10 +248,16 @@ class Level:
         if self._stopped or len(self._records) >= self.requests or not self._fits(wanted):
             self._close(slot)
             return
-        record = RequestRecord(index=len(self._records), slot=slot.index, t_sched=wanted)
+        self._put_on(slot, self._wanted(wanted))
+
+    def _wanted(self, at: int) -> RequestRecord:
+        record = RequestRecord(index=len(self._records), slot=-1, t_sched=at)
         self._records.append(record)
-        slot.record, slot.request = record, self._bytes[record.index]
-        slot.looked_at, slot.received, slot.first_chunk_ns = 0, 0, None
+        return record
+
+    def _put_on(self, slot: _Slot, record: RequestRecord) -> None:
+        record.slot = slot.index
+        slot.record, slot.request, slot.watch = record, self._bytes[record.index], StreamWatch()
         self._send(slot, record)
 
     def _fits(self, now: int) -> bool:
@@ -244,6 +269,42 @@ class Level:
             self._stopped = "time"
             return False
         return True
+
+    def _arrive(self) -> None:
+        """An open loop's arrivals: sends what is due, and comes again for the next."""
+        loop = asyncio.get_running_loop()
+        while self._arrivals and not self._stopped:
+            wanted = self._t0 + self._arrivals[0]
+            if wanted > self._t0 + self._limit_ns:
+                self._stopped = "time"
+                break
+            early = wanted - perf_counter_ns()
+            if early > TIMER_NS:
+                loop.call_later((early - TIMER_NS) / S, self._arrive)
+                return
+            if early > 0:  # a timer of the loop is only good to a millisecond: the rest goes by in its turns
+                loop.call_soon(self._arrive)
+                return
+            self._arrivals.popleft()
+            record = self._wanted(wanted)
+            if (slot := self._free_slot()) is not None:
+                self._put_on(slot, record)
+            else:
+                self._waiting.append(record)
+        self._end_if_done()
+
+    def _free_slot(self) -> _Slot | None:
+        if self._free:
+            return self._free.pop()
+        if len(self._slots) >= self._cap:
+            return None
+        self._slots.append(_Slot(len(self._slots), None))
+        return self._slots[-1]
+
+    def _end_if_done(self) -> None:
+        """Of an open loop: over when nothing is to come, waits or is in flight."""
+        if (self._stopped or not self._arrivals) and not self._waiting and all(slot.record is None for slot in self._slots):
+            self._over.set()
 
     def _send(self, slot: _Slot, record: RequestRecord) -> None:
         connection = slot.connection
@@ -262,6 +323,7 @@ class Level:
             record.t_send = record.t_end = perf_counter_ns()
             record.fail(ErrorKind.CONNECT, error.why or error.what)
             self._bad += 1
+            self._view.failed()
             self._next(slot)
             return
         if not slot.open or record.t_end is not None:
@@ -300,13 +362,20 @@ class Level:
         if raw.complete and raw.status == 200:
             self._typical_ns = float(raw.ended_at - record.t_send)  # the latest: load changes it, and the next request is decided on it now
         self._unread.append((record, raw))
-        self._count_tail(slot, raw)
+        if self.live is not None:
+            self._view.ended(slot.watch, raw)
         self._next(slot)
         self._work.set()
 
     def _next(self, slot: _Slot) -> None:
         slot.record = None
-        self._begin(slot, perf_counter_ns())
+        if self.plan.load == "closed":
+            self._begin(slot, perf_counter_ns())
+        elif self._waiting and not self._stopped:
+            self._put_on(slot, self._waiting.popleft())
+        else:
+            self._free.append(slot)
+            self._end_if_done()
 
     def _close(self, slot: _Slot) -> None:
         slot.open = False
@@ -324,8 +393,7 @@ class Level:
 
     async def _watch(self) -> None:
         """Until every slot is closed: a look every POLL_S, a live second every second."""
-        second, so_far = 0, 0.0
-        last = self._t0
+        second = 0
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), POLL_S)
@@ -335,18 +403,22 @@ class Level:
             if ended or now - self._t0 >= (second + 1) * S:
                 if ended:
                     await self._let_read(now)
-                tokens = await self._count_events() * self._per_event
-                so_far += tokens
-                seconds = (now - last) / S
-                last, second = now, max(second + 1, int((now - self._t0) / S))
+                second = max(second + 1, int((now - self._t0) / S))
+                beside = await asyncio.get_running_loop().run_in_executor(None, self.beside.read) if self.beside is not None else {}
+                told = await self._view.look(self._flights(), second, now, beside)
+                for slot in self._slots:
+                    if slot.record is not None and slot.watch.received > MAX_RESPONSE and slot.connection is not None:
+                        slot.connection.fail(ErrorKind.PROTOCOL, f"The answer is longer than {MAX_RESPONSE // 1024**2} MiB")
                 if self.live is not None:
-                    watts = await asyncio.get_running_loop().run_in_executor(None, self.power) if self.power is not None else None
-                    if watts is not None:
-                        self._watts.append(watts)
-                    ttfts = await self._first_chunks()
-                    self.live(self._second(second, ttfts, tokens / seconds if seconds else 0.0, so_far / ((now - self._t0) / S), watts))
+                    self.live(told)
             if ended:
                 return
+
+    def _flights(self) -> Iterator[Flight]:
+        """The streams in flight. Slots may change while the view looks: each is taken as it is when its turn comes."""
+        for slot in list(self._slots):
+            if slot.record is not None and slot.connection is not None and slot.record.t_send:
+                yield Flight(slot.record.t_send, slot.connection.pieces, slot.connection.stamps, slot.watch)
 
     async def _let_read(self, now: int) -> None:
         """Before the level's last live second: the streams that have ended are read first, for at most a second."""
@@ -361,19 +433,25 @@ class Level:
                 self._stopped = "cancelled"
             elif ended >= min(STOP_NEEDS, self.requests) and self._bad > self.settings.stop_error_rate * ended:
                 self._stopped = "errors"
+        past = now > self._t0 + self._limit_ns
         hard = self._stopped in ("cancelled", "errors") or now > self._t0 + self._limit_ns + self._drain_ns
-        for slot in self._slots:
+        for slot in list(self._slots):
             record = slot.record
             if record is None:
-                if slot.open and (hard or now > self._t0 + self._limit_ns):
+                if slot.open and self.plan.load == "closed" and (hard or past):
                     self._close(slot)  # waiting for its staggered start
                 continue
             if hard:
                 self._abandon(slot, record, now)
             elif record.t_send and now - record.t_send > self._timeout_ns and slot.connection is not None:
                 slot.connection.fail(ErrorKind.TIMEOUT, f"No end within {self.settings.request_timeout_s:g} s")
-        if now > self._t0 + self._limit_ns and not self._stopped:
+        if past and not self._stopped:
             self._stopped = "time"
+        if self._stopped and self.plan.load == "open":
+            while self._waiting:  # wanted, and never sent: their queue delay is at least this
+                record = self._waiting.popleft()
+                record.unfinished, record.t_send, record.t_end = True, now, now
+            self._end_if_done()
 
     def _abandon(self, slot: _Slot, record: RequestRecord, now: int) -> None:
         """Ends a request that is in flight: unfinished, neither an error nor a measurement."""
@@ -383,60 +461,10 @@ class Level:
             slot.connection.fail(ErrorKind.CUT, "ended by us")  # ends in _ended, which closes the slot
         if record.t_end is None:
             record.t_end = now
-            self._close(slot)
-
-    async def _count_events(self) -> int:
-        """Text events that arrived since the last look, by their markers; a few streams at a time, so that no stamp waits for it."""
-        total, self._ended_events = self._ended_events, 0
-        for i, slot in enumerate(self._slots):
-            if slot.record is not None and slot.connection is not None:
-                total += self._count_new(slot, slot.connection.pieces, slot.connection.stamps)
-                if slot.received > MAX_RESPONSE:
-                    slot.connection.fail(ErrorKind.PROTOCOL, f"The answer is longer than {MAX_RESPONSE // 1024**2} MiB")
-            if i % 8 == 7:
-                await asyncio.sleep(0)
-        return total
-
-    def _count_new(self, slot: _Slot, pieces: list[bytes], stamps: array[int]) -> int:
-        fresh = pieces[slot.looked_at:]
-        if not fresh:
-            return 0
-        if len(self._second_gaps) < 5000:
-            since = stamps[max(slot.looked_at, 1):]
-            self._second_gaps += [after - before for before, after in pairwise(since)]
-        slot.looked_at = len(pieces)
-        text = b"".join(fresh)
-        slot.received += len(text)
-        return text_events(text)
-
-    def _count_tail(self, slot: _Slot, raw: RawResponse) -> None:
-        if self.live is not None:
-            self._ended_events += self._count_new(slot, raw.pieces, raw.stamps)
-
-    async def _first_chunks(self) -> list[int]:
-        """TTFTs of streams in flight: only their first pieces are read."""
-        found = []
-        for i, slot in enumerate(self._slots):
-            if i % 8 == 7:
-                await asyncio.sleep(0)
-            if slot.record is None or slot.connection is None or not slot.record.t_send:
-                continue
-            pieces = slot.connection.pieces
-            if slot.first_chunk_ns is None and len(pieces) > 1:
-                slot.first_chunk_ns = _first_text(pieces[:8], slot.connection.stamps[:8])
-            if slot.first_chunk_ns is not None:
-                found.append(slot.first_chunk_ns - slot.record.t_send)
-        return found
-
-    def _second(self, second: int, in_flight_ttfts: list[int], rate: float, so_far: float, watts: float | None) -> LiveSecond:
-        ttfts, gaps = sorted(self._ttfts + in_flight_ttfts), sorted(self._second_gaps)
-        self._second_gaps = []
-        ttft, gap = percentile(ttfts, 50), percentile(gaps, 50)
-        return LiveSecond(
-            second=second, output_tok_s=rate, in_flight=sum(1 for slot in self._slots if slot.record is not None),
-            finished=self._good, errors=self._bad,
-            ttft_p50_ms=None if ttft is None else ttft / MS, icl_p50_ms=None if gap is None else gap / MS,
-            e2e_mean_s=self._e2e_total / self._good / S if self._good else None, throughput_so_far_tok_s=so_far, power_w=watts)
+            if self.plan.load == "closed":
+                self._close(slot)
+            else:
+                slot.record = None
 
     # -- reading -------------------------------------------------------------------------------------------------------------
 
@@ -460,33 +488,10 @@ class Level:
             return
         if record.error_kind:
             self._bad += 1
+            self._view.note(record, raw)
             return
         self._good += 1
-        self._ttfts.append(record.times[0] - record.t_send)
-        e2e = record.times[-1] - record.t_send
-        self._e2e_total += e2e
-        self._token_total += tokens_of(record)
-        self._event_total += text_events(b"".join(raw.pieces))
-        self._per_event = self._token_total / self._event_total if self._event_total else 1.0
-
-
-def text_events(text: bytes) -> int:
-    """About how many events with text there are: all but the role-only and the usage-only ones. No parsing; quotes inside texts are escaped."""
-    return text.count(b"data: {") - text.count(b'"role":') - text.count(b'"choices":[]')
-
-
-def _first_text(pieces: list[bytes], stamps: array[int]) -> int | None:
-    """The stamp of the first text in a stream's first pieces, or None."""
-    head = b"".join(pieces)
-    start = head.find(b"\r\n\r\n")
-    if start < 0:
-        return None
-    framing = "chunked" if b"chunked" in head[:start].lower() else "close"
-    raw = RawResponse(stamps=stamps, pieces=pieces, framing=framing, body_start=start + 4)
-    for stamp, data in events(raw):
-        if any(mark in data and (mark + b'""') not in data for mark in (b'"content":', b'"reasoning":', b'"reasoning_content":', b'"arguments":')):
-            return stamp
-    return None
+        self._view.note(record, raw)
 
 
 @dataclass(slots=True)
@@ -498,17 +503,18 @@ class WarmUp:
     records: list[RequestRecord] = field(default_factory=list)
 
 
-async def warm_up(client: ChatClient, settings: SweepSettings, concurrency: int, *, cancel: Callable[[], bool]) -> WarmUp:
+async def warm_up(client: ChatClient, settings: SweepSettings, plan: LevelPlan, *, cancel: Callable[[], bool]) -> WarmUp:
     """Sends the level's warm-up requests, with prompts of their own; they are thrown away. Raises OpsError if every one failed."""
-    count = settings.warmup_requests(concurrency)
+    count = settings.warmup_requests(plan)
     if not count:
         return WarmUp(None, 0)
-    level = Level(client, settings, min(concurrency, settings.warmup_slots), count, first_index=-1, step=-1, cancel=cancel)
+    slots = min(plan.concurrency or settings.warmup_slots, settings.warmup_slots)
+    level = Level(client, settings, LevelPlan("closed", slots, count), seed_key=plan.key, first_index=-1, step=-1, cancel=cancel)
     outcome = await level.run()
     good = [record for record in outcome.records if record.ok]
     failed = [record for record in outcome.records if record.error_kind]
     if failed and not good:
-        raise every_request_failed(settings, failed, f"in the warm-up of concurrency {concurrency}")
+        raise every_request_failed(settings, failed, f"in the warm-up of {plan.name}")
     return WarmUp(sum(r.times[-1] - r.t_send for r in good) / len(good) if good else None, len(outcome.records), outcome.records)
 
 

@@ -84,7 +84,8 @@ class LevelMetrics:
     numbers are not good for (`short`, `client-bound`, `errors`, `counted by chunks`, `reasoning only`, `length not obeyed`, `cut`, `bunched`).
     """
 
-    concurrency: int
+    load: str  # "closed" or "open"
+    value: float  # concurrency, or requests a second
     requests: int  # planned
     sent: int
     finished: int
@@ -119,6 +120,11 @@ class LevelMetrics:
     marks: list[str] = field(default_factory=list)
 
     @property
+    def concurrency(self) -> int | None:
+        """Of a closed loop."""
+        return int(self.value) if self.load == "closed" else None
+
+    @property
     def output_tok_s(self) -> float | None:
         """The headline: steady where there is a steady window, else whole run."""
         return self.steady_output_tok_s if self.steady_output_tok_s is not None else self.whole_output_tok_s
@@ -134,7 +140,8 @@ class LevelMetrics:
         tok_s = self.output_tok_s
         reasoning = self.reasoning_tokens
         return {
-            "concurrency": self.concurrency, "requests": self.requests, "sent": self.sent, "finished": self.finished, "errors": self.errors,
+            "load": self.load, "value": self.value, "concurrency": self.concurrency,
+            "requests": self.requests, "sent": self.sent, "finished": self.finished, "errors": self.errors,
             "unfinished": self.unfinished, "error_rate": self.error_rate, "errors_by_kind": dict(self.errors_by_kind),
             "first_error": self.first_error,
             "output_tok_s": tok_s, "window": "steady" if self.steady_output_tok_s is not None else "whole",
@@ -152,7 +159,8 @@ class LevelMetrics:
             "queue_max_ms": None if self.queue_max_ns is None else self.queue_max_ns / MS,
             "interactivity_tok_s_user": S / self.tpot.p50 if self.tpot.p50 else None,
             "spread_p99_p50": self.e2e.p99 / self.e2e.p50 if self.e2e.p99 is not None and self.e2e.p50 else None,
-            "scaling_x": self.scaling_x, "scaling_efficiency": None if self.scaling_x is None else self.scaling_x / self.concurrency,
+            "scaling_x": self.scaling_x,
+            "scaling_efficiency": self.scaling_x / self.concurrency if self.scaling_x is not None and self.concurrency else None,
             "length_before_content": self.length_before_content, "bunched_share": self.bunched_share,
             "power_mean_w": self.power_mean_w,
             "tokens_per_joule": tok_s / self.power_mean_w if tok_s is not None and self.power_mean_w else None,
@@ -188,8 +196,20 @@ def tokens_between(record: RequestRecord, start: int, end: int) -> float:
     return first + later * (total - 1) / (chunks - 1)
 
 
-def steady_window(records: Sequence[RequestRecord], concurrency: int) -> tuple[int, int] | None:
-    """From the moment all slots are in flight to the moment that the first one stays empty; None if there is no such time."""
+def steady_window(records: Sequence[RequestRecord], load: str, value: float) -> tuple[int, int] | None:
+    """The time in which the level is what it says; None if there is no such time.
+
+    Closed loop: from the moment all slots are in flight to the moment that the first one stays empty. Open loop: from the 90th percentile of
+    the latencies after the first request (by then as many are in flight as the rate keeps there) to the last arrival that was sent.
+    """
+    if load == "open":
+        sent = [record for record in records if record.t_send and not (record.unfinished and record.t_send == record.t_end)]
+        took = sorted(record.times[-1] - record.t_sched for record in sent if record.ok and record.times)
+        ramp = percentile(took, 90)
+        if ramp is None:
+            return None
+        begin, stop = min(record.t_sched for record in sent) + int(ramp), max(record.t_sched for record in sent)
+        return (begin, stop) if stop > begin else None
     first_sent: dict[int, int] = {}
     last_end: dict[int, int] = {}
     for record in records:
@@ -197,7 +217,7 @@ def steady_window(records: Sequence[RequestRecord], concurrency: int) -> tuple[i
             continue
         first_sent[record.slot] = min(record.t_send, first_sent.get(record.slot, record.t_send))
         last_end[record.slot] = max(record.t_end, last_end.get(record.slot, record.t_end))
-    if len(first_sent) < concurrency:
+    if len(first_sent) < value:
         return None
     start, end = max(first_sent.values()), min(last_end.values())
     return (start, end) if end > start else None
@@ -209,7 +229,7 @@ def tpot(record: RequestRecord) -> float | None:
     return (record.times[-1] - record.times[0]) / after if after > 0 and len(record.times) > 1 else None
 
 
-def level_metrics(records: Sequence[RequestRecord], *, concurrency: int, requests: int, client: ClientCost | None = None,
+def level_metrics(records: Sequence[RequestRecord], *, load: str = "closed", value: float, requests: int, client: ClientCost | None = None,
                   gpu_count: int | None = None, fixed_tokens: int | None = None, power_mean_w: float | None = None,
                   base_tok_s: float | None = None) -> LevelMetrics:
     """The level's numbers.
@@ -224,7 +244,7 @@ def level_metrics(records: Sequence[RequestRecord], *, concurrency: int, request
     ended = [record.t_end for record in records if record.t_end is not None]
     whole = (min(r.t_send for r in records), max(ended)) if ended else None
     whole_s = (whole[1] - whole[0]) / S if whole and whole[1] > whole[0] else None
-    window = steady_window(records, concurrency)
+    window = steady_window(records, load, value)
     steady_s = (window[1] - window[0]) / S if window else None
     tokens = sum(tokens_of(r) for r in good)
     in_window = sum(tokens_between(r, *window) for r in good) if window and good else None
@@ -235,7 +255,7 @@ def level_metrics(records: Sequence[RequestRecord], *, concurrency: int, request
     queue = [r.t_send - r.t_sched for r in records if r.t_send]
     prompts = [r.prompt_tokens for r in good]
     made = LevelMetrics(
-        concurrency=concurrency, requests=requests, sent=len(records), finished=len(good), errors=len(failed),
+        load=load, value=value, requests=requests, sent=len(records), finished=len(good), errors=len(failed),
         unfinished=sum(1 for r in records if r.unfinished), errors_by_kind=dict(Counter(r.error_kind for r in failed)),
         first_error=failed[0].error if failed else "",
         whole_s=whole_s, steady_s=steady_s,
@@ -250,7 +270,7 @@ def level_metrics(records: Sequence[RequestRecord], *, concurrency: int, request
         ttft=Spread.of(r.times[0] - r.t_send for r in good),
         ttfc=Spread.of(r.times[r.kinds.index(CONTENT)] - r.t_send for r in with_content),
         e2e=Spread.of(r.times[-1] - r.t_send for r in good),
-        icl=Spread.of(gaps), tpot=Spread.of(value for r in good if (value := tpot(r)) is not None),
+        icl=Spread.of(gaps), tpot=Spread.of(each for r in good if (each := tpot(r)) is not None),
         queue=Spread.of(queue), queue_max_ns=max(queue, default=None),
         length_before_content=sum(1 for r in good if r.finish_reason == "length" and CONTENT not in r.kinds and REASONING in r.kinds),
         bunched_share=gaps.count(0) / len(gaps) if gaps else None,
@@ -262,14 +282,16 @@ def level_metrics(records: Sequence[RequestRecord], *, concurrency: int, request
     return made
 
 
-def requests_for_full(concurrency: int) -> int:
-    """Requests below which a level counts as short: 10 C up to C = 16, 5 C above."""
-    return concurrency * (10 if concurrency <= 16 else 5)
+def requests_for_full(value: float, load: str = "closed") -> int:
+    """Requests below which a level counts as short: 10 C up to C = 16, 5 C above; of a rate those of a minute, and at least 30."""
+    if load == "open":
+        return max(30, math.ceil(60 * value))
+    return math.ceil(value) * (10 if value <= 16 else 5)
 
 
 def _marks(made: LevelMetrics, good: Sequence[RequestRecord], fixed_tokens: int | None) -> list[str]:
     marks = []
-    if made.sent < requests_for_full(made.concurrency) or made.steady_s is None or made.steady_s < SHORT_WINDOW_S:
+    if made.sent < requests_for_full(made.value, made.load) or made.steady_s is None or made.steady_s < SHORT_WINDOW_S:
         marks.append("short")
     if made.error_rate is not None and made.error_rate > ERROR_RATE_LIMIT:
         marks.append("errors")

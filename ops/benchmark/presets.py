@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +15,43 @@ from ops.records import Record
 MAX_LEVELS = 16
 MAX_CONCURRENCY = 2048
 MAX_REQUESTS = 20_000  # in one level
+MIN_RATE, MAX_RATE = 0.01, 2000.0  # requests a second
 MAX_TOKENS = 32_768
 MAX_MINUTES = 240.0
 MAX_PROMPT_WORDS = 100_000
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LevelPlan:
+    """One level as it is asked for: `value` is a concurrency (closed loop) or requests a second (open loop)."""
+
+    load: str
+    value: float
+    requests: int
+
+    @property
+    def concurrency(self) -> int | None:
+        """Of a closed loop; None for a rate."""
+        return int(self.value) if self.load == "closed" else None
+
+    @property
+    def name(self) -> str:
+        """For people: `concurrency 8`, `2.5 requests/s`."""
+        return f"concurrency {self.value:g}" if self.load == "closed" else f"{self.value:g} requests/s"
+
+    @property
+    def key(self) -> str:
+        """For seeds: `8`, `r2.5`."""
+        return f"{self.value:g}" if self.load == "closed" else f"r{self.value:g}"
+
+    @property
+    def file_stem(self) -> str:
+        """`c8`, `r2.5`."""
+        return f"c{self.value:g}" if self.load == "closed" else self.key
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by which events and results name a level."""
+        return {"load": self.load, "value": self.value, "concurrency": self.concurrency}
 
 
 @dataclass(kw_only=True)
@@ -75,15 +110,10 @@ class SweepSettings(Record):
         normalise(self.base_url)
         if not self.model:
             raise BadInput("A sweep needs a model's name")
-        _integers("Concurrency", self.concurrencies, 1, MAX_CONCURRENCY)
-        if len(self.concurrencies) > MAX_LEVELS:
-            raise BadInput(f"A sweep has at most {MAX_LEVELS} levels, not {len(self.concurrencies)}")
-        if len(set(self.concurrencies)) != len(self.concurrencies):
-            raise BadInput("Each concurrency can stand only once in a sweep", hint=f"Use {','.join(map(str, sorted(set(self.concurrencies))))}")
+        self._check_load()
         _integers("Requests of a level", self.requests, 1, MAX_REQUESTS)
-        if len(self.requests) != len(self.concurrencies):
-            raise BadInput(f"{len(self.requests)} request counts for {len(self.concurrencies)} levels",
-                           hint="Give one for each level, or one for all")
+        if len(self.requests) != len(self.values):
+            raise BadInput(f"{len(self.requests)} request counts for {len(self.values)} levels", hint="Give one for each level, or one for all")
         _integers("max_tokens", [self.max_tokens], 1, MAX_TOKENS)
         _integers("prompt_words", [self.prompt_words], 1, MAX_PROMPT_WORDS)
         _numbers("level_seconds", self.level_seconds, 0.1, 3600)
@@ -95,35 +125,67 @@ class SweepSettings(Record):
         _numbers("temperature", self.temperature, 0, 2)
         if self.output_mode not in ("fixed", "natural"):
             raise BadInput(f"Unknown output mode `{self.output_mode}`", hint="Use fixed or natural")
-        if self.order not in ("ascending", "given"):
-            raise BadInput(f"Unknown order `{self.order}`", hint="Use ascending or given")
+        if self.order not in ("ascending", "given", "shuffled"):
+            raise BadInput(f"Unknown order `{self.order}`", hint="Use ascending, given or shuffled")
         if reserved := set(self.extra_body) & {"model", "messages", "stream", "stream_options", "max_tokens", "min_tokens", "n"}:
             raise BadInput(f"`{min(reserved)}` cannot be set through extra_body")
         if self.most_minutes() > MAX_MINUTES:
             raise BadInput(f"This sweep may take {self.most_minutes():.0f} minutes; at most {MAX_MINUTES:.0f} are allowed",
                            hint="Fewer levels, or a smaller level_seconds")
 
-    def levels(self) -> list[tuple[int, int]]:
-        """(concurrency, requests) in the order in which they run."""
-        pairs = list(zip(self.concurrencies, self.requests, strict=True))
-        return sorted(pairs) if self.order == "ascending" else pairs
+    def _check_load(self) -> None:
+        if self.load not in ("closed", "open"):
+            raise BadInput(f"Unknown load `{str(self.load)[:40]}`", hint="Use closed (concurrencies) or open (rates)")
+        if self.load == "closed":
+            _integers("Concurrency", self.concurrencies, 1, MAX_CONCURRENCY)
+            if self.rates:
+                raise BadInput("A closed loop has concurrencies, not rates", hint="Rates need load open")
+        else:
+            if not isinstance(self.rates, list) or not self.rates:
+                raise BadInput("Rate: nothing was given")
+            for rate in self.rates:
+                _numbers("Rate", rate, MIN_RATE, MAX_RATE)
+            if self.concurrencies:
+                raise BadInput("An open loop has rates, not concurrencies", hint="Concurrencies need load closed")
+            if self.max_in_flight is not None:
+                _integers("max_in_flight", [self.max_in_flight], 1, MAX_CONCURRENCY)
+        if len(self.values) > MAX_LEVELS:
+            raise BadInput(f"A sweep has at most {MAX_LEVELS} levels, not {len(self.values)}")
+        if len(set(self.values)) != len(self.values):
+            named = "concurrency" if self.load == "closed" else "rate"
+            raise BadInput(f"Each {named} can stand only once in a sweep", hint=f"Use {','.join(f'{v:g}' for v in sorted(set(self.values)))}")
 
-    def warmup_requests(self, concurrency: int) -> int:
-        return round(self.warmup_per_slot * min(concurrency, self.warmup_slots))
+    @property
+    def values(self) -> list[int] | list[float]:
+        """Of the levels, as asked: concurrencies or rates."""
+        return self.concurrencies if self.load == "closed" else self.rates
+
+    def levels(self) -> list[LevelPlan]:
+        """In the order in which they run; `shuffled` is by the seed."""
+        plans = [LevelPlan(self.load, value, requests) for value, requests in zip(self.values, self.requests, strict=True)]
+        if self.order == "shuffled":
+            random.Random(f"{self.seed}/order").shuffle(plans)  # noqa: S311  # reproducible, not a secret
+            return plans
+        return sorted(plans) if self.order == "ascending" else plans
+
+    def warmup_requests(self, plan: LevelPlan) -> int:
+        """How many are sent and thrown away before the level. A rate says nothing of how many will be in flight: all warm-up slots are used."""
+        slots = min(plan.concurrency or self.warmup_slots, self.warmup_slots)
+        return min(round(self.warmup_per_slot * slots), plan.requests) if plan.load == "open" else round(self.warmup_per_slot * slots)
 
     def most_minutes(self) -> float:
         """The longest that the measured levels may take, without warm-up."""
-        return len(self.concurrencies) * (self.level_seconds + self.drain_seconds) / 60
+        return self.repeats * len(self.values) * (self.level_seconds + self.drain_seconds) / 60
 
     def size(self) -> dict[str, float]:
         """What a form says before the start: requests (warm-up included), output tokens at most, minutes at most."""
-        requests = sum(self.requests) + sum(self.warmup_requests(c) for c in self.concurrencies)
+        requests = self.repeats * sum(plan.requests + self.warmup_requests(plan) for plan in self.levels())
         return {"requests": requests, "output_tokens": requests * self.max_tokens, "minutes": self.most_minutes()}
 
     @property
     def short(self) -> bool:
         """Some level has fewer requests than a full one needs, by plan."""
-        return any(requests < requests_for_full(c) for c, requests in zip(self.concurrencies, self.requests, strict=True))
+        return any(plan.requests < requests_for_full(plan.value, plan.load) for plan in self.levels())
 
 
 def _integers(name: str, values: Any, low: int, high: int) -> None:
@@ -161,14 +223,26 @@ def settings(preset: str, *, base_url: str, model: str, **overrides: Any) -> Swe
     if preset not in PRESETS:
         raise BadInput(f"Unknown preset `{preset[:80]}`", hint=f"Presets: {', '.join(PRESETS)}")
     values = {**PRESETS[preset], **{name: value for name, value in overrides.items() if value is not None}}
-    concurrencies: Sequence[int] = values["concurrencies"]
-    _integers("Concurrency", list(concurrencies), 1, MAX_CONCURRENCY)
+    if overrides.get("rates") and not overrides.get("load"):
+        values["load"] = "open"
+    load = values.get("load", "closed")
+    asked: Sequence[float]
+    if load == "open":
+        values["concurrencies"] = list(overrides.get("concurrencies") or [])
+        asked = values["rates"] = list(values.get("rates") or [])
+        if not all(isinstance(rate, int | float) and not isinstance(rate, bool) and MIN_RATE <= rate <= MAX_RATE for rate in asked) or not asked:
+            raise BadInput(f"Rates are numbers from {MIN_RATE:g} to {MAX_RATE:g} requests a second", hint="An open loop needs at least one")
+        asked = values["rates"] = [float(rate) for rate in asked]
+    else:
+        asked = values["concurrencies"] = list(values["concurrencies"])
+        _integers("Concurrency", asked, 1, MAX_CONCURRENCY)
     requests = values["requests"]
     if callable(requests):
-        requests = [requests(c) for c in concurrencies]
+        rule = requests if load == "closed" else lambda rate: requests_for_full(rate, "open")
+        requests = [min(rule(value), MAX_REQUESTS) for value in asked]
     elif isinstance(requests, int):
-        requests = [requests] * len(concurrencies)
+        requests = [requests] * len(asked)
     elif isinstance(requests, list) and len(requests) == 1:
-        requests = requests * len(concurrencies)
-    values.update(preset=preset, base_url=normalise(base_url), model=model, concurrencies=list(concurrencies), requests=list(requests))
+        requests = requests * len(asked)
+    values.update(preset=preset, base_url=normalise(base_url), model=model, requests=list(requests))
     return SweepSettings.from_dict(values)

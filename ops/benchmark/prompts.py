@@ -19,12 +19,12 @@ _WORDS = [
 _TASK = "Continue this list of notes about a railway depot, one short sentence for each note, and explain each: "
 
 
-def nonce(seed: int, level: int, index: int) -> str:
+def nonce(seed: int, level: str, index: int) -> str:
     """16 hex digits, unlike for every request of a run (warm-up requests use negative indexes)."""
     return f"{random.Random(f'{seed}/{level}/{index}').getrandbits(64):016x}"  # noqa: S311  # reproducible load, not a secret
 
 
-def synthetic(seed: int, level: int, index: int, words: int) -> str:
+def synthetic(seed: int, level: str, index: int, words: int) -> str:
     """A prompt of about `words` words, beginning with its nonce."""
     mark = nonce(seed, level, index)
     draw = random.Random(mark)  # noqa: S311  # as above

@@ -99,9 +99,9 @@ def number(value: float | None, digits: int, unit: str = "") -> str:
 def store_level(folder: Path, outcome: LevelOutcome, seed: int) -> Path:
     """Writes the level's requests; the file appears whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"c{outcome.concurrency}.jsonl.gz"
+    path = folder / f"{outcome.plan.file_stem}.jsonl.gz"
     part = path.with_suffix(".part")
-    head = {"schema": SCHEMA, "concurrency": outcome.concurrency, "requests": outcome.requests, "started_at": outcome.started_at, "seed": seed,
+    head = {"schema": SCHEMA, **outcome.plan.as_dict(), "requests": outcome.plan.requests, "started_at": outcome.started_at, "seed": seed,
             "stopped": outcome.stopped, "clock": "CLOCK_MONOTONIC", "unit": "ns"}
     with gzip.open(part, "wt", encoding="utf-8", compresslevel=5) as file:
         file.write(json.dumps(head) + "\n")

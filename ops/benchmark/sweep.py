@@ -15,9 +15,10 @@ from typing import Any
 
 from ops.benchmark.chat_client import ChatClient
 from ops.benchmark.endpoint import Endpoint, inspect, require_model, require_practice
-from ops.benchmark.load import Level, LevelOutcome, LiveSecond, every_request_failed, warm_up
-from ops.benchmark.metrics import LevelMetrics, level_metrics
-from ops.benchmark.presets import SweepSettings
+from ops.benchmark.live_view import Beside, LiveSecond, PowerMeter
+from ops.benchmark.load import Level, LevelOutcome, every_request_failed, warm_up
+from ops.benchmark.metrics import LevelMetrics, level_metrics, steady_window
+from ops.benchmark.presets import LevelPlan, SweepSettings
 from ops.benchmark.results import SweepResult, store_level, store_result
 from ops.jobs.errors import BadInput, OpsError
 from ops.jobs.events import EventType
@@ -65,7 +66,8 @@ class _Sweep:
                  fingerprint: dict[str, Any], power: Callable[[], float | None] | None, api_key: str, run_id: str) -> None:
         self.settings, self.endpoint, self.emit, self.cancel = settings, endpoint, emit, cancel
         self.folder = runs_folder / run_id if runs_folder is not None else None
-        self.fingerprint, self.power, self.run_id = fingerprint, power, run_id
+        self.fingerprint, self.run_id = fingerprint, run_id
+        self.beside: Beside | None = PowerMeter(power) if power is not None else None
         self.client = ChatClient(settings.base_url, settings.model, api_key=api_key)
         self.levels: list[dict[str, Any]] = []
         self.base_tok_s: float | None = None
@@ -75,23 +77,25 @@ class _Sweep:
         settings = self.settings
         started_at, began = time.time(), time.monotonic()
         self.emit(EventType.SWEEP_STARTED, {
-            "run_id": self.run_id, "preset": settings.preset, "concurrencies": [c for c, _ in settings.levels()], "max_tokens": settings.max_tokens,
-            "requests": [n for _, n in settings.levels()], "model": settings.model, "endpoint": settings.base_url,
+            "run_id": self.run_id, "preset": settings.preset, "load": settings.load,
+            "concurrencies": [plan.concurrency for plan in settings.levels() if plan.concurrency is not None],
+            "rates": [plan.value for plan in settings.levels()] if settings.load == "open" else [], "max_tokens": settings.max_tokens,
+            "requests": [plan.requests for plan in settings.levels()], "model": settings.model, "endpoint": settings.base_url,
             "practice": bool(settings.practice), "short": settings.short, "started_at": started_at, "settings": settings.as_dict(),
             "fingerprint": self.fingerprint,
         })
         state, reason, failure = "done", "", None
-        for concurrency, requests in settings.levels():
+        for plan in settings.levels():
             if self.cancel():
-                state, reason = "cancelled", f"Cancelled before concurrency {concurrency}"
+                state, reason = "cancelled", f"Cancelled before {plan.name}"
                 break
             try:
-                stopped = await self._level(concurrency, requests)
+                stopped = await self._level(plan)
             except OpsError as error:
                 state, reason, failure = "failed", f"{error.what}: {error.why}" if error.why else error.what, error
                 break
             if stopped == "cancelled":
-                state, reason = "cancelled", f"Cancelled at concurrency {concurrency}"
+                state, reason = "cancelled", f"Cancelled at {plan.name}"
                 break
             if stopped:
                 state, reason = "failed", stopped
@@ -109,39 +113,42 @@ class _Sweep:
             raise failure  # nothing was measured: the error says it all
         return result
 
-    async def _level(self, concurrency: int, requests: int) -> str:
+    async def _level(self, plan: LevelPlan) -> str:
         """Warm-up and load of one level. "" if it ran to its end or its time limit, "cancelled", or the reason to stop the sweep."""
         settings = self.settings
-        warm = await warm_up(self.client, settings, concurrency, cancel=self.cancel)
-        self.emit(EventType.LEVEL_STARTED, {"run_id": self.run_id, "concurrency": concurrency, "requests": requests, "started_at": time.time()})
+        warm = await warm_up(self.client, settings, plan, cancel=self.cancel)
+        named = {"run_id": self.run_id, **plan.as_dict()}
+        self.emit(EventType.LEVEL_STARTED, {**named, "requests": plan.requests, "started_at": time.time()})
 
         def live(second: LiveSecond) -> None:
-            self.emit(EventType.LEVEL_SECOND, {"run_id": self.run_id, "concurrency": concurrency, **second.as_dict()})
+            self.emit(EventType.LEVEL_SECOND, {**named, **second.as_dict()})
 
-        level = Level(self.client, settings, concurrency, requests, typical_ns=warm.typical_ns, live=live, cancel=self.cancel, power=self.power)
+        level = Level(self.client, settings, plan, typical_ns=warm.typical_ns, live=live, cancel=self.cancel, beside=self.beside)
         outcome = await level.run()
+        window = steady_window(outcome.records, plan.load, plan.value) or (outcome.t0, outcome.ended)
+        beside = self.beside.summary(*window) if self.beside is not None else {}
         metrics = level_metrics(
-            outcome.records, concurrency=concurrency, requests=requests, client=outcome.client, gpu_count=settings.gpu_count,
+            outcome.records, load=plan.load, value=plan.value, requests=plan.requests, client=outcome.client, gpu_count=settings.gpu_count,
             fixed_tokens=settings.max_tokens if settings.output_mode == "fixed" else None,
-            power_mean_w=outcome.power_mean_w, base_tok_s=self.base_tok_s)
-        if concurrency == 1 and metrics.output_tok_s:
+            power_mean_w=beside.get("power_mean_w"), base_tok_s=self.base_tok_s)
+        if plan.concurrency == 1 and metrics.output_tok_s:
             self.base_tok_s = metrics.output_tok_s
             metrics = replace(metrics, scaling_x=1.0)
-        self._keep(outcome, metrics)
+        self._keep(outcome, metrics, beside)
         if outcome.stopped == "errors":
             if not metrics.finished:
-                raise every_request_failed(settings, [r for r in outcome.records if r.error_kind], f"at concurrency {concurrency}")
-            return f"{metrics.errors} of {metrics.errors + metrics.finished} requests failed at concurrency {concurrency}: {metrics.first_error}"
+                raise every_request_failed(settings, [r for r in outcome.records if r.error_kind], f"at {plan.name}")
+            return f"{metrics.errors} of {metrics.errors + metrics.finished} requests failed at {plan.name}: {metrics.first_error}"
         if outcome.stopped != "cancelled" and not metrics.finished and metrics.errors:
-            raise every_request_failed(settings, [r for r in outcome.records if r.error_kind], f"at concurrency {concurrency}")
+            raise every_request_failed(settings, [r for r in outcome.records if r.error_kind], f"at {plan.name}")
         return outcome.stopped if outcome.stopped == "cancelled" else ""
 
-    def _keep(self, outcome: LevelOutcome, metrics: LevelMetrics) -> None:
+    def _keep(self, outcome: LevelOutcome, metrics: LevelMetrics, beside: dict[str, Any]) -> None:
         """Stores and tells the level."""
         state = {"cancelled": "cancelled", "errors": "failed"}.get(outcome.stopped, "done" if metrics.finished else "failed")
-        level = {**metrics.as_dict(), "state": state, "stopped": outcome.stopped, "started_at": outcome.started_at}
+        level = {**metrics.as_dict(), **beside, "state": state, "stopped": outcome.stopped, "started_at": outcome.started_at}
         self.levels.append(level)
-        at = f"Concurrency {outcome.concurrency}"
+        at = outcome.plan.name.capitalize()
         if outcome.stopped == "time":
             self.warnings.append(f"{at}: the time limit came after {metrics.sent} of {metrics.requests} requests")
         if not metrics.finished:

@@ -9,7 +9,8 @@ from array import array
 
 import pytest
 
-from ops.benchmark.load import LagProbe, _first_text, allow_files, text_events
+from ops.benchmark.live_view import first_text, text_events
+from ops.benchmark.load import LagProbe, allow_files
 from ops.jobs.errors import BadInput
 from tests.fakes.scripted_server import STREAM_HEAD, chunk, event, good_stream
 
@@ -47,5 +48,5 @@ def test_events_with_text_are_counted_by_their_markers() -> None:
 
 def test_the_first_text_of_a_stream_in_flight_is_found() -> None:
     pieces = [STREAM_HEAD, chunk(event({"role": "assistant", "content": ""})), chunk(event({"content": ""})), chunk(event({"reasoning": "x"}))]
-    assert _first_text(pieces[:3], array("q", [1, 2, 3])) is None
-    assert _first_text(pieces, array("q", [1, 2, 3, 4])) == 4
+    assert first_text(pieces[:3], array("q", [1, 2, 3])) is None
+    assert first_text(pieces, array("q", [1, 2, 3, 4])) == 4

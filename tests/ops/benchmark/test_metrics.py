@@ -49,17 +49,17 @@ def test_p90_needs_twenty_samples_and_p99_a_hundred() -> None:
 
 
 def test_latencies_of_the_worked_level() -> None:
-    made = level_metrics(LEVEL, concurrency=2, requests=4).as_dict()
+    made = level_metrics(LEVEL, value=2, requests=4).as_dict()
     assert (made["ttft_p50_ms"], made["ttfc_p50_ms"], made["e2e_mean_s"], made["icl_p50_ms"], made["tpot_p50_ms"]) == (100, 100, 0.4, 100, 100)
     assert (made["ttft_n"], made["icl_n"], made["interactivity_tok_s_user"]) == (4, 12, 10)
 
 
 def test_the_steady_window_is_from_all_in_flight_to_the_first_empty_slot() -> None:
-    assert steady_window(LEVEL, 2) == (200 * MS, 800 * MS)  # slot 1 starts at 200; slot 0 ends at 800
+    assert steady_window(LEVEL, "closed", 2) == (200 * MS, 800 * MS)  # slot 1 starts at 200; slot 0 ends at 800
 
 
 def test_throughput_counts_the_tokens_that_fall_into_the_window() -> None:
-    made = level_metrics(LEVEL, concurrency=2, requests=4)
+    made = level_metrics(LEVEL, value=2, requests=4)
     # whole run: 16 tokens in 1.0 s. Steady, 200 to 800 both included: slot 0 has 200 300 400 500 600 700 800, slot 1 300 400 500 600 700 800
     assert made.whole_output_tok_s == pytest.approx(16.0)
     assert made.steady_output_tok_s == pytest.approx(13 / 0.6)
@@ -69,7 +69,7 @@ def test_throughput_counts_the_tokens_that_fall_into_the_window() -> None:
 
 
 def test_without_all_slots_in_flight_there_is_no_steady_window() -> None:
-    made = level_metrics(LEVEL, concurrency=3, requests=4)
+    made = level_metrics(LEVEL, value=3, requests=4)
     assert made.steady_output_tok_s is None and made.output_tok_s == made.whole_output_tok_s and made.as_dict()["window"] == "whole"
 
 
@@ -92,86 +92,86 @@ def test_a_single_chunk_has_no_tpot() -> None:
 
 
 def test_reasoning_comes_before_the_first_content() -> None:
-    made = level_metrics([request(0, 0, [100, 200, 300], kinds="rrc", reasoning=2)], concurrency=1, requests=1).as_dict()
+    made = level_metrics([request(0, 0, [100, 200, 300], kinds="rrc", reasoning=2)], value=1, requests=1).as_dict()
     assert (made["ttft_p50_ms"], made["ttfc_p50_ms"], made["reasoning_tokens"], made["content_tokens"]) == (100, 300, 2, 1)
 
 
 def test_errors_are_counted_and_enter_no_latency() -> None:
-    made = level_metrics([*LEVEL, failed(0, 800, 5000)], concurrency=2, requests=5)
+    made = level_metrics([*LEVEL, failed(0, 800, 5000)], value=2, requests=5)
     assert (made.errors, made.finished, made.error_rate, made.errors_by_kind) == (1, 4, 0.2, {"http": 1})
     assert made.e2e.n == 4 and "errors" in made.marks and made.first_error == "HTTP 503: no"
 
 
 def test_an_unfinished_request_is_neither_error_nor_measurement() -> None:
     left = RequestRecord(index=4, slot=0, t_sched=800 * MS, t_send=800 * MS, t_end=900 * MS, unfinished=True)
-    made = level_metrics([*LEVEL, left], concurrency=2, requests=9)
+    made = level_metrics([*LEVEL, left], value=2, requests=9)
     assert (made.errors, made.finished, made.unfinished) == (0, 4, 1) and "cut" in made.marks
 
 
 def test_nothing_measured_is_unknown_and_not_zero() -> None:
-    made = level_metrics([failed(0, 0, 10)], concurrency=1, requests=1).as_dict()
+    made = level_metrics([failed(0, 0, 10)], value=1, requests=1).as_dict()
     assert [made[name] for name in ("output_tok_s", "e2e_mean_s", "ttft_p50_ms", "output_tokens", "tokens_per_chunk", "spread_p99_p50")] == [None] * 6
-    assert level_metrics([], concurrency=1, requests=1).as_dict()["error_rate"] is None
+    assert level_metrics([], value=1, requests=1).as_dict()["error_rate"] is None
 
 
 def test_tokens_without_usage_are_marked_as_counted_by_chunks() -> None:
     unknown = request(0, 0, [100, 200])
     unknown.output_tokens = None
-    made = level_metrics([unknown], concurrency=1, requests=1)
+    made = level_metrics([unknown], value=1, requests=1)
     assert made.counted_by == "chunks" and "counted by chunks" in made.marks and made.output_tokens == 2
 
 
 def test_queue_delay_is_from_schedule_to_send() -> None:
-    made = level_metrics([request(0, 10, [100], sched=7)], concurrency=1, requests=1).as_dict()
+    made = level_metrics([request(0, 10, [100], sched=7)], value=1, requests=1).as_dict()
     assert (made["queue_p50_ms"], made["queue_max_ms"], made["e2e_p50_s"]) == (3, 3, 0.09)
 
 
 def test_a_level_with_few_requests_or_a_narrow_window_is_short() -> None:
-    assert "short" in level_metrics(LEVEL, concurrency=2, requests=4).marks
+    assert "short" in level_metrics(LEVEL, value=2, requests=4).marks
     long = [request(0, 4000 * i, [4000 * i + 100, 4000 * i + 4000]) for i in range(10)]
-    assert "short" not in level_metrics(long, concurrency=1, requests=10).marks
-    assert "short" in level_metrics(long[:9], concurrency=1, requests=9).marks
+    assert "short" not in level_metrics(long, value=1, requests=10).marks
+    assert "short" in level_metrics(long[:9], value=1, requests=9).marks
 
 
 def test_a_level_cut_off_while_reasoning_is_marked() -> None:
-    made = level_metrics([request(0, 0, [100, 200], kinds="rr")], concurrency=1, requests=1)
+    made = level_metrics([request(0, 0, [100, 200], kinds="rr")], value=1, requests=1)
     assert made.length_before_content == 1 and "reasoning only" in made.marks
 
 
 def test_a_server_that_ignores_the_length_is_marked() -> None:
-    assert "length not obeyed" in level_metrics(LEVEL, concurrency=2, requests=4, fixed_tokens=5).marks
-    assert "length not obeyed" not in level_metrics(LEVEL, concurrency=2, requests=4, fixed_tokens=4).marks
+    assert "length not obeyed" in level_metrics(LEVEL, value=2, requests=4, fixed_tokens=5).marks
+    assert "length not obeyed" not in level_metrics(LEVEL, value=2, requests=4, fixed_tokens=4).marks
 
 
 def test_chunks_that_come_in_one_read_are_marked_as_bunched() -> None:
-    together = level_metrics([request(0, 0, [100, 100, 100, 200])], concurrency=1, requests=1)  # 2 of 3 gaps are 0
+    together = level_metrics([request(0, 0, [100, 100, 100, 200])], value=1, requests=1)  # 2 of 3 gaps are 0
     assert together.bunched_share == pytest.approx(2 / 3) and "bunched" in together.marks
-    assert "bunched" not in level_metrics(LEVEL, concurrency=2, requests=4).marks
+    assert "bunched" not in level_metrics(LEVEL, value=2, requests=4).marks
 
 
 @pytest.mark.parametrize(("lag_ms", "cpu", "bound"), [(4.9, 0.1, False), (5.1, 0.1, True), (0.1, 0.81, True), (None, None, False)])
 def test_a_level_is_client_bound_by_lag_above_five_percent_of_the_gap_or_by_cpu(lag_ms: float | None, cpu: float | None, bound: bool) -> None:
-    made = level_metrics(LEVEL, concurrency=2, requests=4, client=ClientCost(lag_p99_ms=lag_ms, cpu_share=cpu))
+    made = level_metrics(LEVEL, value=2, requests=4, client=ClientCost(lag_p99_ms=lag_ms, cpu_share=cpu))
     assert ("client-bound" in made.marks) is bound
 
 
 def test_the_two_readings_of_the_story() -> None:
     """61 tok/s at 1 and 1,239 at 128: 20.3 times, 15.9 % of linear. P99 within about 5 % of P50."""
     many = [request(slot, 0, [100, 52_800 + 25 * slot]) for slot in range(128)]
-    made = level_metrics(many, concurrency=128, requests=128, base_tok_s=61.0).as_dict()
+    made = level_metrics(many, value=128, requests=128, base_tok_s=61.0).as_dict()
     assert made["scaling_x"] == pytest.approx(made["output_tok_s"] / 61)
     assert made["scaling_efficiency"] == pytest.approx(made["scaling_x"] / 128)
     assert made["spread_p99_p50"] == pytest.approx((52_800 + 25 * 125.73) / (52_800 + 25 * 63.5))
 
 
 def test_per_gpu_and_per_joule() -> None:
-    made = level_metrics(LEVEL, concurrency=2, requests=4, gpu_count=8, power_mean_w=2000.0).as_dict()
+    made = level_metrics(LEVEL, value=2, requests=4, gpu_count=8, power_mean_w=2000.0).as_dict()
     assert made["output_tok_s_per_gpu"] == pytest.approx(13 / 0.6 / 8)
     assert made["tokens_per_joule"] == pytest.approx(13 / 0.6 / 2000)
 
 
 def test_names_of_times_and_rates_have_their_unit() -> None:
-    made = level_metrics(LEVEL, concurrency=2, requests=4).as_dict()
+    made = level_metrics(LEVEL, value=2, requests=4).as_dict()
     for name, value in made.items():
         if isinstance(value, float):
             assert name.endswith(("_ms", "_s", "_w", "_share", "_rate", "_x", "_efficiency", "_chunk", "_p50", "_joule", "_user", "_gpu")), name

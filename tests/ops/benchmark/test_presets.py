@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ops.benchmark import presets
-from ops.benchmark.presets import SweepSettings
+from ops.benchmark.presets import LevelPlan, SweepSettings
 from ops.jobs.errors import BadInput
 
 URL = "http://127.0.0.1:8000"
@@ -28,7 +28,7 @@ def test_story_has_the_storys_levels_and_enough_requests() -> None:
 def test_overrides_take_their_place_and_requests_follow_the_levels() -> None:
     made = presets.settings("custom", base_url=URL + "/v1", model="m", concurrencies=[32, 2], requests=50, max_tokens=None)
     assert (made.requests, made.max_tokens, made.base_url) == ([50, 50], 128, URL)
-    assert made.levels() == [(2, 50), (32, 50)]
+    assert made.levels() == [LevelPlan("closed", 2, 50), LevelPlan("closed", 32, 50)]
     assert presets.settings("custom", base_url=URL, model="m", concurrencies=[20]).requests == [100]
 
 

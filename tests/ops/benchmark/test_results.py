@@ -10,6 +10,7 @@ import pytest
 
 from ops.benchmark.load import LevelOutcome
 from ops.benchmark.metrics import ClientCost
+from ops.benchmark.presets import LevelPlan
 from ops.benchmark.request_record import RequestRecord
 from ops.benchmark.results import SweepResult, number, read_level, store_level
 from ops.jobs.errors import BadInput
@@ -20,7 +21,7 @@ def outcome() -> LevelOutcome:
                          reasoning_tokens=2, prompt_tokens=9, finish_reason="length", status=200)
     bad = RequestRecord(index=1, slot=1, t_sched=1000, t_send=1020, t_end=1500, status=503, error_kind="http", error="HTTP 503: no", retried=True)
     left = RequestRecord(index=2, slot=0, t_sched=5000, t_send=5001, t_end=6000, unfinished=True)
-    return LevelOutcome(2, 3, [good, bad, left], t0=1000, started_at=1.5e9, client=ClientCost())
+    return LevelOutcome(LevelPlan("closed", 2, 3), [good, bad, left], t0=1000, started_at=1.5e9, client=ClientCost())
 
 
 def test_a_level_comes_back_with_times_from_its_start(tmp_path: Path) -> None:

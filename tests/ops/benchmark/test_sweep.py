@@ -104,8 +104,8 @@ def test_events_are_told_as_the_contract_says(rig: Path) -> None:
     assert names.count("sweep.level_started") == names.count("sweep.level_finished") == 2
     seconds = [data for type, data in events if type == "sweep.level_second" and data["concurrency"] == 1]
     assert [data["second"] for data in seconds] == [1, 2, 3]
-    assert set(seconds[0]) == {"run_id", "concurrency", "second", "output_tok_s", "in_flight", "finished", "errors", "ttft_p50_ms", "icl_p50_ms",
-                               "e2e_mean_s", "throughput_so_far_tok_s", "power_w"}
+    assert {"run_id", "load", "value", "concurrency", "second", "output_tok_s", "in_flight", "finished", "errors", "ttft_p50_ms", "icl_p50_ms",
+            "e2e_mean_s", "throughput_so_far_tok_s", "power_w"} <= set(seconds[0])
     assert seconds[0]["output_tok_s"] == pytest.approx(50, rel=0.15) and seconds[0]["power_w"] == 250.0
     assert seconds[0]["finished"] == 1 and seconds[0]["e2e_mean_s"] == pytest.approx(0.785, rel=0.1)
     assert seconds[-1]["finished"] == 3 and seconds[-1]["in_flight"] == 0
@@ -275,3 +275,22 @@ def test_a_practice_server_behind_a_real_record_is_refused() -> None:
     with scripted(lambda n, body: good_stream(2), version="0.16.0+practice") as server, pytest.raises(OpsError) as told:
         measure(server.url, model="m", practice=False)
     assert told.value.kind == "practice_mismatch"
+
+
+def test_an_open_loop_sends_at_its_rate_whatever_is_in_flight(rig: Path, tmp_path: Path) -> None:
+    events: Events = []
+    with paced(rig, rate=50, ttft_ms=100) as url:
+        result = measure(url, events=events, folder=tmp_path, load="open", rates=[40.0], concurrencies=[], requests=80, max_tokens=20)
+    level = result.levels[0]
+    assert (level["load"], level["value"], level["concurrency"], level["finished"], level["errors"]) == ("open", 40.0, None, 80, 0)
+    _, records = read_level(tmp_path / result.run_id / "r40.jsonl.gz")
+    assert [record.t_sched for record in records] == load.arrivals(1, 40.0, 80)  # Poisson from the seed, not rescaled
+    assert all(record.t_send >= record.t_sched for record in records) and level["queue_p50_ms"] < 5
+    assert level["steady_s"] is not None and level["connects_in_level"] < 20
+    assert events[0][1]["rates"] == [40.0] and events[0][1]["concurrencies"] == []
+
+
+def test_an_open_loop_at_its_cap_waits_and_its_wait_is_the_queue_delay(rig: Path) -> None:
+    with paced(rig, rate=100, ttft_ms=100) as url:
+        level = measure(url, load="open", rates=[50.0], concurrencies=[], requests=30, max_tokens=10, max_in_flight=2).levels[0]
+    assert level["finished"] == 30 and level["queue_max_ms"] > 1000 and level["connects_in_level"] == 0
