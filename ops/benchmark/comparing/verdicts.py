@@ -1,0 +1,214 @@
+"""One metric of one level, one value a run: by what ratio do two sides differ, and is that more than luck?
+
+Welch's t on the logs of the run values, because requests inside one run share its luck and a run is the unit. A verdict needs three runs a side;
+`better` and `worse` need an interval that excludes no difference *and* an effect above the noise floor and the least that counts; `same` needs the
+whole interval within the least that counts. Everything else is `not decided`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from ops.benchmark.comparing import readings, student
+
+BETTER, WORSE, SAME, NOT_DECIDED, NOT_TESTED = "better", "worse", "same", "not decided", "not tested"
+VERDICTS = (BETTER, WORSE, SAME, NOT_DECIDED)
+MIN_RUNS = 3
+LEVEL = 0.95
+ERRORS_AT = 0.01
+MORE_RUNS_MOST = 40
+
+
+class Metric(NamedTuple):
+    """`floor` and `minimum_effect` are shares: 0.03 is 3 %."""
+
+    title: str
+    unit: str
+    higher_is_better: bool
+    floor: float
+    minimum_effect: float
+
+
+METRICS: dict[str, Metric] = {
+    "output_tok_s": Metric("Output throughput", "tok/s", True, 0.03, 0.05),
+    "tpot_p50_ms": Metric("TPOT P50", "ms", False, 0.03, 0.05),
+    "ttft_p50_ms": Metric("TTFT P50", "ms", False, 0.10, 0.10),
+    "ttft_p99_ms": Metric("TTFT P99", "ms", False, 0.20, 0.10),
+    "e2e_p50_s": Metric("Latency P50", "s", False, 0.03, 0.05),  # mostly the sum of its tokens' times: as TPOT
+    "e2e_p99_s": Metric("Latency P99", "s", False, 0.20, 0.05),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """B against A. `ratio`, `low`, `high`: B to A, 95 % (the bounds from two runs a side); None where there is no value on a side.
+
+    `word`: one of the four verdicts, or "not tested" with `note` saying why. `p`: of no difference; `p_holm`: the same after Holm's correction
+    over all levels and metrics of the comparison, `holds`: a `better` or `worse` that stands after it too. `more_runs`: so many more a side would
+    decide, if the spread stays what it is; None where it is decided, or where more runs would not. `floor`: a share, `floor_from` "measured" or
+    "default". `by_errors`: the word is of the level's failed requests, which beat what the values say.
+    """
+
+    metric: str
+    ratio: float | None
+    low: float | None
+    high: float | None
+    word: str
+    note: str
+    p: float | None
+    more_runs: int | None
+    n_a: int
+    n_b: int
+    floor: float
+    floor_from: str
+    minimum_effect: float
+    p_holm: float | None = None
+    holds: bool | None = None
+    by_errors: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def percent(ratio: float) -> str:
+    """"+3.4 %", "−6.2 %": what a ratio is more or less than 1; never "−0.0 %"."""
+    shown = f"{100 * (ratio - 1):+.1f}"
+    return f"{'0.0' if float(shown) == 0 else shown.replace('-', '−')} %"
+
+
+def compare_values(a: Iterable[Any], b: Iterable[Any], metric: str, floor: float | tuple[float, str] | None = None, *,
+                   withheld: str = "") -> Verdict:
+    """The verdict on one value a run of each side. `floor`: half-width (share), or (half-width, where it comes from); None: the default.
+
+    What is no positive number is no value. `withheld`: why there may be no verdict whatever the values are: the ratio is given all the same.
+    """
+    known = METRICS[metric]
+    half_width, source = floor if isinstance(floor, tuple) else (known.floor, "default") if floor is None else (floor, "measured")
+    side_a = [value for one in a if (value := readings.positive(one)) is not None]
+    side_b = [value for one in b if (value := readings.positive(one)) is not None]
+    made = _Making(known, metric, half_width, source, len(side_a), len(side_b))
+    if not side_a or not side_b:
+        return made.verdict(None, NOT_TESTED, withheld or "not reported on both sides")
+    logs_a, logs_b = [math.log(value) for value in side_a], [math.log(value) for value in side_b]
+    if min(len(logs_a), len(logs_b)) < 2:
+        ratio = math.exp(student.mean(logs_b) - student.mean(logs_a))
+        return made.verdict(ratio, NOT_TESTED, withheld or made.against_floor(ratio), more_runs=None if withheld else made.missing)
+    found = student.welch(logs_a, logs_b, LEVEL)
+    ratio, low, high = math.exp(found.effect), _exp(found.low), _exp(found.high)
+    if withheld:
+        return made.verdict(ratio, NOT_TESTED, withheld, low, high)
+    if made.missing:
+        return made.verdict(ratio, NOT_TESTED, made.against_floor(ratio), low, high, more_runs=made.missing)
+    word = decide(ratio, low, high, known, half_width)
+    more_runs, note = (None, "") if word != NOT_DECIDED else _more_runs(logs_a, logs_b, known, half_width)
+    return made.verdict(ratio, word, note, low, high, found.p, more_runs)
+
+
+def decide(ratio: float, low: float, high: float, metric: Metric, floor: float) -> str:
+    """The rule itself."""
+    if (low > 1 or high < 1) and abs(ratio - 1) > max(floor, metric.minimum_effect):
+        return BETTER if (ratio > 1) == metric.higher_is_better else WORSE
+    if low >= 1 - metric.minimum_effect and high <= 1 + metric.minimum_effect:
+        return SAME
+    return NOT_DECIDED
+
+
+def _exp(value: float) -> float:
+    """An interval of two wild runs may be wider than any float: then it is as wide as one."""
+    return math.exp(max(-700.0, min(700.0, value)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    known: Metric
+    metric: str
+    floor: float
+    floor_from: str
+    n_a: int
+    n_b: int
+
+    @property
+    def missing(self) -> int | None:
+        """Runs that the side with fewer lacks for a verdict."""
+        return MIN_RUNS - min(self.n_a, self.n_b) if min(self.n_a, self.n_b) < MIN_RUNS else None
+
+    def against_floor(self, ratio: float) -> str:
+        return floor_words(ratio, self.floor)
+
+    def verdict(self, ratio: float | None, word: str, note: str, low: float | None = None, high: float | None = None, p: float | None = None,
+                more_runs: int | None = None) -> Verdict:
+        return Verdict(self.metric, ratio, low, high, word, note, p, more_runs, self.n_a, self.n_b, self.floor, self.floor_from,
+                       self.known.minimum_effect)
+
+
+WITHIN = "within the noise floor"
+
+
+def floor_words(ratio: float, floor: float) -> str:
+    """What may be said of too few runs."""
+    return WITHIN if abs(ratio - 1) <= floor else f"outside it ({percent(ratio)}), not tested"
+
+
+def _more_runs(logs_a: Sequence[float], logs_b: Sequence[float], metric: Metric, floor: float) -> tuple[int | None, str]:
+    """How many more runs a side would decide if means and spread stay what they are now, and what to say where they would not."""
+    effect = student.mean(logs_b) - student.mean(logs_a)
+    var_a, var_b = student.variance(logs_a), student.variance(logs_b)
+    ratio, now = math.exp(effect), min(len(logs_a), len(logs_b))
+    if metric.minimum_effect < abs(ratio - 1) <= floor:
+        return None, "the difference is within the noise floor, but more than counts as same: more runs would not decide it"
+    spread = (var_a + var_b) ** 2 / (var_a**2 + var_b**2) if var_a + var_b > 0 else 2.0
+    for more in range(1, MORE_RUNS_MOST + 1):
+        n_a, n_b = len(logs_a) + more, len(logs_b) + more
+        df = math.floor(max(1.0, (min(n_a, n_b) - 1) * spread))  # whole, so that quantiles are remembered; a little too careful
+        half = student.quantile(LEVEL, float(df)) * math.sqrt(var_a / n_a + var_b / n_b)
+        if decide(ratio, _exp(effect - half), _exp(effect + half), metric, floor) != NOT_DECIDED:
+            return more, f"{more} more {'run' if more == 1 else 'runs'} a side would decide, if the spread stays what it is"
+    return None, f"more than {MORE_RUNS_MOST} more runs a side would be needed: the difference lies at what counts, or {now} runs differ too much"
+
+
+# Errors
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorVerdict:
+    """Failed requests of a level, all runs of a side together. `word`: "worse" (a class of error that A has not, or a higher rate), "better" (a lower
+    rate), None (nothing beats the other verdicts), or "not tested" with too few runs; `note` says it. `p`: Fisher's exact test, two-sided."""
+
+    errors_a: int
+    ended_a: int
+    errors_b: int
+    ended_b: int
+    new_kinds: list[str]
+    p: float
+    word: str | None
+    note: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare_errors(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], *, withheld: bool = False) -> ErrorVerdict:
+    """`a`, `b`: the level as each run of the side has it."""
+    errors_a, errors_b = (sum(readings.count(level.get("errors")) for level in side) for side in (a, b))
+    ended_a, ended_b = (sum(readings.ended(level) for level in side) for side in (a, b))
+    new = sorted(_kinds(b) - _kinds(a))
+    p = student.fisher(errors_a, ended_a, errors_b, ended_b)
+    differs = p < ERRORS_AT and ended_a > 0 and ended_b > 0
+    more = differs and errors_b * ended_a > errors_a * ended_b
+    told = f"{errors_b} of {ended_b} requests failed, {errors_a} of {ended_a} in the baseline"
+    word, note = None, ""
+    if new:
+        word, note = WORSE, f"errors that the baseline has not: {', '.join(new)}; {told}"
+    elif differs:
+        word, note = (WORSE if more else BETTER), told
+    if word is not None and (withheld or min(len(a), len(b)) < MIN_RUNS):
+        word = NOT_TESTED
+    return ErrorVerdict(errors_a, ended_a, errors_b, ended_b, new, p, word, note)
+
+
+def _kinds(levels: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {kind[:80] for level in levels for kind, count in readings.mapping(level.get("errors_by_kind")).items()
+            if isinstance(kind, str) and readings.count(count)}
