@@ -10,7 +10,7 @@ import redis
 from django.db import transaction
 from django.utils import timezone
 
-from dashboard import dispatch, from_a_node, inventories
+from dashboard import dispatch, from_a_node, inventories, practice_reference
 from dashboard.models import Channel, Node, Service
 from ops import records
 from ops.jobs import streams
@@ -67,6 +67,8 @@ def apply_announcement(said: dict[str, Any]) -> Node:
             service, _ = Service.objects.update_or_create(node=node, name=record.name, defaults={
                 "record": record.as_dict(), "packages": packages, "practice": practice and record.practice})
             _keep_inventory(service, inventory)
+            if service.practice:
+                practice_reference.seed()
         for channel in channels:  # the others are set by an admin; a practice node may not touch them
             if channel.practice and not Channel.objects.filter(name=channel.name, announced=False).exists():
                 Channel.objects.update_or_create(name=channel.name, defaults={"record": channel.as_dict(), "practice": True, "announced": True})

@@ -3,7 +3,8 @@
 `Job.result` gets, as the job goes on: `plan` (data of plan.made), `findings` (list, data of finding), `warmup` (`phases` as told, then `total_s`,
 `cache`), `smoke` (list, data of smoke.result), `diagnosis`, `purge`, `integrity`, `report` (data of those events), `run_ids` (list of text),
 `guards` (`results` as last checked, `applied` by the whole job), `recipe` (data of recipe), `adoption` (data of adoption, cut), `changed` (`since`,
-`words`: against the last good start), `leftovers` (how many of each sort), `settings` (`flags`: they changed; `env`: how many variables did).
+`words`: against the last good start), `leftovers` (how many of each sort), `regression` (data of that event),
+`noise_floor` (`rows`: how many were stored, `sweep_key`, `run_ids`), `settings` (`flags`: they changed; `env`: how many variables did).
 `Job.fingerprint` is the last one that the job said. Files put on the patch shelf become rows of their own
 (`ShelvedPatch`).
 
@@ -23,7 +24,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Greatest
 
-from dashboard import run_summaries
+from dashboard import noise_floors, run_summaries
 from dashboard.models import BenchmarkLevel, BenchmarkRun, Job, JobLock, JobStep, LockFence, ShelvedPatch
 from ops.jobs.claim import ON_KEPT, REPAIRS
 from ops.jobs.events import FINAL_STATES, LOCKING_STATES, Event, EventType, JobState
@@ -398,6 +399,11 @@ class JobProjection:
         run.save(update_fields=["finished_at", "state", "settings", "fingerprint", "warnings", "sweep_key", "tool_version", "short"])
         run_summaries.summarise(run)
 
+    def _noise_floor(self, data: dict[str, Any], at: datetime) -> None:
+        self.job.result["noise_floor"] = {"rows": noise_floors.store(self.job, data, at), "sweep_key": text(data.get("sweep_key"), 64),
+                                          "run_ids": texts(data.get("run_ids"), 100)}
+        self.result_dirty = True
+
     def _level(self, of: dict[str, Any], run_id: Any, **values: Any) -> BenchmarkRun:
         """The level's run. `of` says which level: load and value; before there were rates, only a concurrency."""
         run = BenchmarkRun.objects.get(pk=uuid.UUID(str(run_id)), job=self.job)
@@ -469,6 +475,8 @@ _HANDLERS: dict[str, Callable[[JobProjection, dict[str, Any], datetime], None]] 
     EventType.LEVEL_STARTED: JobProjection._level_started,
     EventType.LEVEL_FINISHED: JobProjection._level_finished,
     EventType.SWEEP_FINISHED: JobProjection._sweep_finished,
+    EventType.NOISE_FLOOR: JobProjection._noise_floor,
+    EventType.REGRESSION: _keeps("regression"),
     EventType.LEFTOVERS: JobProjection._leftovers,
     EventType.SETTINGS_CHANGED: JobProjection._settings_changed,
     EventType.DIAGNOSIS: _keeps("diagnosis"),

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from dashboard.models import BenchmarkLevel, BenchmarkRun, Job
+from ops.benchmark.comparing import keys
 from ops.environments import fingerprint
 
 COLUMNS = ("single_tok_s", "peak_tok_s", "peak_at", "peak_p99_s", "errors", "levels_measured", "search", "stack", "sweep_key")
@@ -60,11 +61,6 @@ def stack(found: Any) -> str:
 
 def key_of(asked: Any) -> str:
     """ops.benchmark.comparing.keys.sweep_key of a run's settings, which stand one level deeper until it has ended; "" where there are none."""
-    try:
-        from ops.benchmark.comparing import keys
-    except ModuleNotFoundError:
-        return ""
-
     told = asked.get("settings") if isinstance(asked, dict) and isinstance(asked.get("settings"), dict) else asked
     return keys.sweep_key(told)[:64] if isinstance(told, dict) and told else ""
 
