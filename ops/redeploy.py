@@ -19,6 +19,7 @@ from ops import control, launch_settings, report
 from ops.artifacts import purge as purging
 from ops.artifacts import scan
 from ops.benchmark import presets, sweep
+from ops.benchmark.beside import GpuSample
 from ops.environments import building, fingerprint, guards, in_place, integrity, patches, plan, pruning, releases
 from ops.environments.integrity import IntegrityReport
 from ops.environments.pristine import Fetch
@@ -458,16 +459,15 @@ def run_sweep(context: Context) -> str:
     current = releases.current(record)
     snapshot = source.read()
 
-    def power_w() -> float | None:
-        read = [gpu.power_w for gpu in source.read().gpus if gpu.index in record.gpus]
-        return sum(p for p in read if p is not None) if any(p is not None for p in read) else None
+    def gpus() -> list[GpuSample]:
+        return [GpuSample(gpu.index, gpu.power_w, gpu.utilization, gpu.used_bytes) for gpu in source.read().gpus if gpu.index in record.gpus]
 
     settings = presets.settings(
         context.params.get("preset", "quick"), base_url=record.base_url, model=record.served_model_name,
         practice=record.practice, gpu_count=len(record.gpus) or None, **context.params.get("sweep_settings", {}),
     )
     told = fingerprint.fingerprint(record, release=current, gpus=snapshot, report=look_at_files(context, current) if current else None)
-    result = sweep.run(settings, emit=context.emit, cancel=context.cancel_wanted, runs_folder=context.paths.runs, power=power_w,
+    result = sweep.run(settings, emit=context.emit, cancel=context.cancel_wanted, runs_folder=context.paths.runs, gpus=gpus,
                        api_key=health.api_key(record), fingerprint=told)
     context.check()
     if result.state == "failed":

@@ -5,9 +5,10 @@ Energy is the integral of power over a level's window, so that tokens per joule 
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from time import perf_counter_ns
@@ -18,9 +19,9 @@ from ops.benchmark.server_metrics import ServerMetrics, Snapshot
 from ops.jobs.errors import OpsError
 
 S = 1e9
-EVERY_S = 1.0
 LONGEST_GAP_S = 10.0  # with fewer looks than that, a window's energy is not known
-STOP_WAITS_S = 5.0
+LOOK_WAITS_S = 0.3
+FRESH_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,8 @@ class BesideLevel:
         """Joules of all GPUs from `start` to `end` (perf_counter_ns); None where that is not known."""
         return energy_j([(at, total_power(samples)) for at, samples in self.gpus], start, end)
 
-    def of_window(self, start: int | None, end: int | None) -> dict[str, Any]:
-        """What a level's numbers get of it: `energy_j`, `power_mean_w` and `gpus` over the steady window (None, None: over all looks), and `server`,
-        whose counters are of the whole level: nothing asked before the window is forgotten by then."""
-        if start is None or end is None:
-            stamps = [at for at, _ in self.gpus]
-            start, end = (stamps[0], stamps[-1]) if stamps else (0, 0)
+    def of_window(self, start: int, end: int) -> dict[str, Any]:
+        """What a level's numbers get of it: `energy_j`, `power_mean_w` and `gpus` over its steady window, `server` over all of the level."""
         energy = self.energy_j(start, end)
         return {"energy_j": energy, "power_mean_w": energy / ((end - start) / S) if energy is not None and end > start else None,
                 "gpus": self._gpus_of(start, end), "server": server_metrics.of_level(self.server)}
@@ -135,50 +132,55 @@ def _at(known: Sequence[tuple[int, float]], moment: int) -> float:
     return known[-1][1]
 
 
-class Beside:
-    """Looks once a second from `start` to `stop`, at the moment of each too. Nothing to look at: nothing is done.
+class GpusAndServer:
+    """The `Beside` of a sweep (ops/benchmark/live_view.py): its service's GPUs, where `gpus` reads them, and its server's `/metrics`.
 
-    `start` and `stop` may wait: a coroutine calls them in an executor.
+    Looks are made in a thread of its own, so that GPUs or a server that do not answer hold up no second of the level. `close` it at the end.
     """
 
-    def __init__(self, gpus: Gpus | None = None, server: ServerMetrics | None = None, *, every_s: float = EVERY_S) -> None:
+    def __init__(self, gpus: Gpus | None = None, server: ServerMetrics | None = None, *, waits_s: float = LOOK_WAITS_S) -> None:
         self.level = BesideLevel()
-        self._gpus, self._server, self._every_s = gpus, server, every_s
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._gpus, self._server, self._waits_s = gpus, server, waits_s
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="beside")
+        self._look_under_way: Future[None] | None = None
 
-    def start(self) -> None:
-        """A first look here and now, which may take as long as the server's answer (2 s at most); the others in the thread."""
-        if self._gpus is None and (self._server is None or self._server.absent):
-            return
-        self._look()
-        self._thread = threading.Thread(target=self._run, name="beside", daemon=True)
-        self._thread.start()
+    def start(self, t0: int) -> None:
+        """A level begins. Looks made since the last one's end are its first, so that its edges are known."""
+        last = self.level
+        self.level = BesideLevel(gpus=[row for row in last.gpus if t0 - row[0] < FRESH_S * S][-1:],
+                                 server=[one for one in last.server if t0 - one.at < FRESH_S * S][-1:])
 
-    def _run(self) -> None:
-        due = perf_counter_ns()
-        while True:
-            due = max(due + int(self._every_s * S), perf_counter_ns())
-            ended = self._stop.wait((due - perf_counter_ns()) / S)
-            self._look()
-            if ended:
-                return
+    def read(self) -> dict[str, Any]:
+        """A look, waited for shortly (call it in a thread), and the newest values: fields of a live second, with the mean power so far."""
+        if self._look_under_way is None or self._look_under_way.done():
+            self._look_under_way = self._thread.submit(self._look)
+        with contextlib.suppress(TimeoutError):
+            self._look_under_way.result(self._waits_s)
+        level = self.level
+        stamps = [at for at, _ in level.gpus]
+        energy = level.energy_j(stamps[0], stamps[-1]) if stamps else None
+        return {"gpus": level.latest_gpus(), "server": level.latest_server(), "power_w": level.power_w,
+                "power_so_far_w": energy / ((stamps[-1] - stamps[0]) / S) if energy is not None else level.power_w}
 
     def _look(self) -> None:
+        level = self.level
         if self._gpus is not None:
             try:
                 samples = tuple(self._gpus())
             except (OpsError, OSError) as error:
-                self.level.problem = str(error) or type(error).__name__
+                level.problem = str(error) or type(error).__name__
             else:
                 if samples:
-                    self.level.gpus.append((perf_counter_ns(), samples))
+                    level.gpus.append((perf_counter_ns(), samples))
         if self._server is not None and (snapshot := self._server.read()) is not None:
-            self.level.server.append(snapshot)
+            level.server.append(snapshot)
 
-    def stop(self) -> BesideLevel:
-        """A last look, and all of them. May wait for one that is under way, for at most STOP_WAITS_S."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(STOP_WAITS_S)
-        return self.level
+    def summary(self, start: int, end: int) -> dict[str, Any]:
+        """The level's `energy_j`, `power_mean_w`, `gpus` and `server` (BesideLevel.of_window)."""
+        return self.level.of_window(start, end)
+
+    def close(self) -> None:
+        """Ends the thread and the connection; a look that is under way is waited for (2 s at most for a server)."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._server is not None:
+            self._server.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -85,10 +85,11 @@ class GapCounts:
 
 
 class Beside(Protocol):
-    """What is read beside the load: a server's own metrics, its GPUs.
+    """What is read beside the load: a server's own metrics, its GPUs (ops/benchmark/beside.py).
 
-    `start` is called with the level's first instant (perf_counter_ns); `read` once a second, in a thread (it may block): the newest values
-    as fields of `LiveSecond`; `summary` after the level, with its steady window (or the whole run), for fields of the level's metrics.
+    `start` is called with the level's first instant (perf_counter_ns) and must not wait; `read` just before that, once a second, and at the end,
+    in a thread: the newest values as fields of `LiveSecond`; `summary` after the level, with its steady window (or the whole run), for fields of
+    the level's metrics.
     """
 
     def start(self, t0: int) -> None: ...
@@ -96,26 +97,6 @@ class Beside(Protocol):
     def read(self) -> dict[str, Any]: ...
 
     def summary(self, start: int, end: int) -> dict[str, Any]: ...
-
-
-class PowerMeter:
-    """The service's GPUs' power alone, from a callable that reads it in watts."""
-
-    def __init__(self, power: Callable[[], float | None]) -> None:
-        self._power = power
-        self._watts: list[float] = []
-
-    def start(self, t0: int) -> None:
-        self._watts = []
-
-    def read(self) -> dict[str, Any]:
-        watts = self._power()
-        if watts is not None:
-            self._watts.append(watts)
-        return {"power_w": watts}
-
-    def summary(self, start: int, end: int) -> dict[str, Any]:
-        return {"power_mean_w": sum(self._watts) / len(self._watts) if self._watts else None}
 
 
 @dataclass(slots=True)

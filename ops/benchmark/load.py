@@ -185,6 +185,8 @@ class Level:
         for slot in self._slots:
             if slot.connection is not None:
                 slot.connection.on_lost = self._reopen(slot)
+        if self.beside is not None:
+            await loop.run_in_executor(None, self.beside.read)  # the level's edge, before anything of it is sent
         reader = asyncio.create_task(self._read_streams())
         probe = LagProbe()
         probe.start(loop)

@@ -13,13 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ops.benchmark.beside import Gpus, GpusAndServer
 from ops.benchmark.chat_client import ChatClient
 from ops.benchmark.endpoint import Endpoint, inspect, require_model, require_practice
-from ops.benchmark.live_view import Beside, LiveSecond, PowerMeter
+from ops.benchmark.live_view import LiveSecond
 from ops.benchmark.load import Level, LevelOutcome, every_request_failed, warm_up
 from ops.benchmark.metrics import LevelMetrics, level_metrics, steady_window
 from ops.benchmark.presets import LevelPlan, SweepSettings
 from ops.benchmark.results import SweepResult, store_level, store_result
+from ops.benchmark.server_metrics import ServerMetrics
 from ops.jobs.errors import BadInput, OpsError
 from ops.jobs.events import EventType
 from ops.jobs.pipeline import Reporter
@@ -28,22 +30,26 @@ QUEUE_WARNING_MS = 1.0
 
 
 def run(settings: SweepSettings, *, emit: Reporter, cancel: Callable[[], bool] = lambda: False, runs_folder: Path | None = None,
-        fingerprint: dict[str, Any] | None = None, power: Callable[[], float | None] | None = None, api_key: str = "",
+        fingerprint: dict[str, Any] | None = None, gpus: Gpus | None = None, api_key: str = "",
         run_id: str | None = None) -> SweepResult:
     """Measures and returns the result; `state` is "failed" or "cancelled" where it ended early, with all that was measured.
 
-    `emit` gets the sweep.* events of ops/jobs/events.py. `power` reads the service's GPUs in watts (it may block). With `runs_folder` every
-    request is stored under `<runs_folder>/<run id>/`. Raises BadInput for settings beyond the limits and a wrong model, OpsError for a server
-    that does not answer, is not an OpenAI-compatible one, contradicts the record on practice, or fails every request at the start.
+    `emit` gets the sweep.* events of ops/jobs/events.py. `gpus` reads the service's GPUs (ops/benchmark/beside.py; it may block). With
+    `runs_folder` every request is stored under `<runs_folder>/<run id>/`. Raises BadInput for settings beyond the limits and a wrong model,
+    OpsError for a server that does not answer, is not an OpenAI-compatible one, contradicts the record on practice, or fails every request at
+    the start.
     """
     settings.check()
     endpoint = inspect(settings.base_url, api_key=api_key)
     require_model(endpoint, settings.model)
     settings = replace(settings, practice=require_practice(endpoint, settings.practice))
     _require_context(endpoint, settings)
-    sweep = _Sweep(settings, endpoint, emit, cancel, runs_folder, fingerprint or {}, power, api_key, run_id or str(uuid.uuid4()))
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(sweep.run())
+    sweep = _Sweep(settings, endpoint, emit, cancel, runs_folder, fingerprint or {}, gpus, api_key, run_id or str(uuid.uuid4()))
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(sweep.run())
+    finally:
+        sweep.beside.close()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -63,11 +69,11 @@ def _require_context(endpoint: Endpoint, settings: SweepSettings) -> None:
 
 class _Sweep:
     def __init__(self, settings: SweepSettings, endpoint: Endpoint, emit: Reporter, cancel: Callable[[], bool], runs_folder: Path | None,
-                 fingerprint: dict[str, Any], power: Callable[[], float | None] | None, api_key: str, run_id: str) -> None:
+                 fingerprint: dict[str, Any], gpus: Gpus | None, api_key: str, run_id: str) -> None:
         self.settings, self.endpoint, self.emit, self.cancel = settings, endpoint, emit, cancel
         self.folder = runs_folder / run_id if runs_folder is not None else None
         self.fingerprint, self.run_id = fingerprint, run_id
-        self.beside: Beside | None = PowerMeter(power) if power is not None else None
+        self.beside = GpusAndServer(gpus, ServerMetrics(settings.base_url, api_key))
         self.client = ChatClient(settings.base_url, settings.model, api_key=api_key)
         self.levels: list[dict[str, Any]] = []
         self.base_tok_s: float | None = None
@@ -126,7 +132,7 @@ class _Sweep:
         level = Level(self.client, settings, plan, typical_ns=warm.typical_ns, live=live, cancel=self.cancel, beside=self.beside)
         outcome = await level.run()
         window = steady_window(outcome.records, plan.load, plan.value) or (outcome.t0, outcome.ended)
-        beside = self.beside.summary(*window) if self.beside is not None else {}
+        beside = self.beside.summary(*window)
         metrics = level_metrics(
             outcome.records, load=plan.load, value=plan.value, requests=plan.requests, client=outcome.client, gpu_count=settings.gpu_count,
             fixed_tokens=settings.max_tokens if settings.output_mode == "fixed" else None,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 
 import pytest
 
-from ops.benchmark.beside import Beside, BesideLevel, GpuSample, energy_j, total_power
+from ops.benchmark.beside import BesideLevel, GpuSample, GpusAndServer, energy_j, total_power
 from ops.benchmark.server_metrics import Snapshot
 from ops.jobs.errors import OpsError
 
@@ -43,32 +44,48 @@ def test_a_level_tells_each_gpu_and_the_whole_of_its_window() -> None:
     assert told["server"]["running_max"] == 8.0
     assert level.latest_gpus() == [{"index": 2, "power_w": 400.0, "utilization": 40.0, "used_bytes": 4},
                                    {"index": 3, "power_w": 50.0, "utilization": None, "used_bytes": None}]
-    whole = level.of_window(None, None)
-    assert whole["energy_j"] == pytest.approx(1000.0)
-    assert BesideLevel().of_window(None, None) == {"energy_j": None, "power_mean_w": None, "gpus": None, "server": None}
+    assert BesideLevel().of_window(0, S) == {"energy_j": None, "power_mean_w": None, "gpus": None, "server": None}
 
 
-def test_the_thread_looks_at_both_ends_and_in_between_and_ends() -> None:
-    beside = Beside(lambda: [GpuSample(0, 10.0)], every_s=0.02)
-    beside.start()
-    time.sleep(0.1)
-    level = beside.stop()
-    assert 3 <= len(level.gpus) <= 12
-    assert level.gpus[0][0] < level.gpus[-1][0] and level.power_w == 10.0
-    assert beside._thread is not None and not beside._thread.is_alive()
+def test_a_level_begins_with_the_look_made_just_before_it_and_each_read_adds_one() -> None:
+    beside = GpusAndServer(lambda: [GpuSample(0, 10.0)])
+    beside.start(time.perf_counter_ns())
+    beside.read()
+    beside.start(time.perf_counter_ns())  # the level
+    assert len(beside.level.gpus) == 1
+    told = beside.read()
+    assert told == {"gpus": [{"index": 0, "power_w": 10.0, "utilization": None, "used_bytes": None}], "server": None, "power_w": 10.0,
+                    "power_so_far_w": pytest.approx(10.0)}
+    stamps = [at for at, _ in beside.level.gpus]
+    assert len(stamps) == 2
+    assert beside.summary(stamps[0], stamps[1])["power_mean_w"] == pytest.approx(10.0)
+    beside.start(stamps[1] + 60 * S)
+    assert not beside.level.gpus  # too long ago to tell of this one's beginning
+    beside.close()
+
+
+def test_gpus_that_do_not_answer_hold_nothing_up_and_are_not_asked_twice() -> None:
+    answer, asked = threading.Event(), []
+
+    def slow() -> Sequence[GpuSample]:
+        asked.append(1)
+        answer.wait(10)
+        return [GpuSample(0, 10.0)]
+
+    beside = GpusAndServer(slow, waits_s=0.01)
+    assert beside.read()["power_w"] is None and beside.read()["power_w"] is None
+    assert len(asked) == 1
+    answer.set()
+    beside.close()
+    assert beside.level.power_w == 10.0
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("beside")]
 
 
 def test_gpus_that_cannot_be_read_are_told_and_stop_nothing() -> None:
     def broken() -> Sequence[GpuSample]:
         raise OpsError("GPU is lost")
 
-    beside = Beside(broken, every_s=0.01)
-    beside.start()
-    level = beside.stop()
-    assert "GPU is lost" in level.problem and level.latest_gpus() is None and level.of_window(0, S)["energy_j"] is None
-
-
-def test_nothing_to_look_at_starts_no_thread() -> None:
-    beside = Beside()
-    beside.start()
-    assert beside._thread is None and beside.stop().latest_server() is None
+    beside = GpusAndServer(broken)
+    assert beside.read() == {"gpus": None, "server": None, "power_w": None, "power_so_far_w": None}
+    assert "GPU is lost" in beside.level.problem and beside.summary(0, S)["energy_j"] is None
+    beside.close()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ops.benchmark import load, presets, sweep
+from ops.benchmark.beside import GpuSample
 from ops.benchmark.results import SweepResult, read_level
 from ops.jobs.errors import BadInput, OpsError
 from tests.fakes.paced_server import paced
@@ -31,11 +32,11 @@ Events = list[tuple[str, dict[str, Any]]]
 
 
 def measure(url: str, *, model: str = "paced", events: Events | None = None, folder: Path | None = None, cancel: Any = lambda: False,
-            power: Any = None, **overrides: Any) -> SweepResult:
+            gpus: Any = None, **overrides: Any) -> SweepResult:
     kept = [] if events is None else events
     given = {"concurrencies": [4], "requests": 8, "max_tokens": 20, "warmup_per_slot": 0.5, "burst": True, **overrides}
     settings = presets.settings("custom", base_url=url, model=model, **given)
-    return sweep.run(settings, emit=lambda type, data: kept.append((str(type), data)), cancel=cancel, runs_folder=folder, power=power)
+    return sweep.run(settings, emit=lambda type, data: kept.append((str(type), data)), cancel=cancel, runs_folder=folder, gpus=gpus)
 
 
 def test_chunks_are_exact_and_times_close_to_the_servers_truth(rig: Path, tmp_path: Path) -> None:
@@ -98,19 +99,26 @@ def test_a_stalled_stream_times_out(rig: Path) -> None:
 def test_events_are_told_as_the_contract_says(rig: Path) -> None:
     events: Events = []
     with paced(rig, rate=50, ttft_ms=5) as url:
-        result = measure(url, events=events, concurrencies=[1, 2], requests=3, max_tokens=40, power=lambda: 250.0)
+        result = measure(url, events=events, concurrencies=[1, 2], requests=3, max_tokens=40,
+                         gpus=lambda: [GpuSample(0, 100.0, 80.0, 2**30), GpuSample(1, 150.0)])
     names = [type for type, _ in events]
     assert names[0] == "sweep.started" and names[-1] == "sweep.finished"
     assert names.count("sweep.level_started") == names.count("sweep.level_finished") == 2
     seconds = [data for type, data in events if type == "sweep.level_second" and data["concurrency"] == 1]
     assert [data["second"] for data in seconds] == [1, 2, 3]
     assert {"run_id", "load", "value", "concurrency", "second", "output_tok_s", "in_flight", "finished", "errors", "ttft_p50_ms", "icl_p50_ms",
-            "e2e_mean_s", "throughput_so_far_tok_s", "power_w"} <= set(seconds[0])
+            "e2e_mean_s", "e2e_p50_s", "icl_p99_ms", "throughput_so_far_tok_s", "server", "gpus", "power_w", "tokens_per_joule"} <= set(seconds[0])
+    assert seconds[0]["gpus"][1] == {"index": 1, "power_w": 150.0, "utilization": None, "used_bytes": None} and seconds[0]["server"] is None
+    assert seconds[-1]["tokens_per_joule"] == pytest.approx(seconds[-1]["throughput_so_far_tok_s"] / 250.0)
     assert seconds[0]["output_tok_s"] == pytest.approx(50, rel=0.15) and seconds[0]["power_w"] == 250.0
     assert seconds[0]["finished"] == 1 and seconds[0]["e2e_mean_s"] == pytest.approx(0.785, rel=0.1)
     assert seconds[-1]["finished"] == 3 and seconds[-1]["in_flight"] == 0
     assert events[0][1]["concurrencies"] == [1, 2] and events[0][1]["requests"] == [3, 3] and events[0][1]["short"] is True
-    assert events[-1][1]["result"] == result.as_dict() and result.levels[0]["power_mean_w"] == 250.0
+    assert events[-1][1]["result"] == result.as_dict()
+    level = result.levels[0]
+    assert level["power_mean_w"] == pytest.approx(250.0) and level["energy_j"] == pytest.approx(250.0 * level["steady_s"])
+    assert [gpu["used_bytes_max"] for gpu in level["gpus"]] == [2**30, None] and level["server"] is None
+    assert level["tokens_per_joule"] == pytest.approx(level["output_tok_s"] / 250.0)
     assert (result.levels[0]["scaling_x"], result.levels[1]["scaling_x"]) == (1.0, pytest.approx(2, rel=0.2))
 
 
