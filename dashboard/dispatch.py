@@ -15,6 +15,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,8 @@ from django.utils import timezone
 from kombu.exceptions import OperationalError as BrokerError
 from redis.exceptions import RedisError
 
-from dashboard import permissions, redis_clients
-from dashboard.models import AuditEntry, Channel, Job, JobEvent, JobLock, LockFence, Node, Service, ShelvedPatch
+from dashboard import baselines, permissions, redis_clients, run_summaries
+from dashboard.models import AuditEntry, BenchmarkRun, Channel, Job, JobEvent, JobLock, LockFence, Node, Service, ShelvedPatch
 from ops.jobs import streams
 from ops.jobs.claim import ON_KEPT
 from ops.jobs.envelope import Envelope
@@ -37,6 +38,7 @@ from ops.jobs.redact import HIDDEN, hide_in_command
 from ops.records import NAME, NEVER_IN_TEXT
 
 if TYPE_CHECKING:
+    from ops.benchmark.presets import SweepSettings
     from ops.jobs.kinds import Kind
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,8 @@ CONTROL_KINDS = ("start", "stop", "restart", "reset-failed", "leftovers", "diagn
 LEFTOVERS_LOOKED_AT = 50  # events of this node's jobs, newest first: what may be ended was listed in one of them
 MODES = ("full", "restore")  # ways to make a release: ops/environments/plan.py
 LABEL_LENGTH = 120
+REPEATS_MOST, NOISE_RUNS, NOISE_RUNS_LEAST = 12, 6, 3  # runs of one job
+NODE_SAYS = frozenset({"preset", "base_url", "model", "practice", "gpu_count"})  # of a sweep's settings
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}\Z")
 
 
@@ -121,8 +125,80 @@ def start_redeploy(*, plan_job: Job, user: AbstractBaseUser | None, options: dic
                        hint="Confirm it on the plan's page, or make room for the backup copy and plan again", kind="no_rollback")
     params |= {"preset": options.get("preset") or "quick", "accept_no_rollback": accepted,
                **{name: bool(options.get(name, True)) for name in ("smoke", "sweep", "purge", "rollback")}}
+    if params["sweep"] and plan_job.service is not None:
+        snapshot |= _with_baseline(plan_job.service)
     return start(type="redeploy", node=plan_job.node, service=plan_job.service, user=user, idempotency_key=idempotency_key, params=params,
                  snapshot=snapshot)
+
+
+def start_sweep(*, service: Service, settings: SweepSettings, user: AbstractBaseUser | None, repeats: int = 1, group: uuid.UUID | None = None,
+                group_from: int = 0, idempotency_key: str | None = None) -> Job:
+    """Measures the service as `settings` say (address, model, practice and GPUs are the node's to say), `repeats` times; several runs are one group.
+
+    `group`, `group_from`: the group that they belong to, and the place of the first of them in it; None: one of their own. The job takes a copy of
+    the service's baseline along. Raises BadInput for settings beyond the limits.
+    """
+    params = _sweep_params(settings, repeats)
+    if group is not None:
+        params |= {"group": str(group), "group_from": group_from}
+    return start(type="sweep", node=service.node, service=service, user=user, idempotency_key=idempotency_key, params=params,
+                 snapshot=_with_baseline(service))
+
+
+def start_noise_floor(*, service: Service, settings: SweepSettings, user: AbstractBaseUser | None, repeats: int = NOISE_RUNS,
+                      idempotency_key: str | None = None) -> Job:
+    """Measures the same configuration `repeats` times, to know how much it differs from itself. Raises BadInput for fewer than three."""
+    if not NOISE_RUNS_LEAST <= repeats <= REPEATS_MOST:
+        raise BadInput(f"A noise floor of {repeats} runs cannot be", why="Below three runs there is no spread",
+                       hint=f"From {NOISE_RUNS_LEAST} to {REPEATS_MOST}")
+    return start(type="noise-floor", node=service.node, service=service, user=user, idempotency_key=idempotency_key,
+                 params=_sweep_params(settings, repeats))
+
+
+def start_decide(*, run: BenchmarkRun, more: int, user: AbstractBaseUser | None, idempotency_key: str | None = None) -> Job:
+    """Measures what `run` measured `more` times again, so that all of them are one side. Raises BadInput where the service is not what it was."""
+    from ops.benchmark.presets import SweepSettings
+
+    service = run.service
+    if service is None or run.origin != "roundhouse":
+        raise BadInput("This run cannot be repeated", why="It is not one of a service of this console")
+    if run.state != "done":
+        raise BadInput(f"This run is {run.state}, so nothing is decided by repeating it", hint="Sweep the service anew")
+    release = (service.status or {}).get("release")
+    if release and run.release and release != run.release:
+        raise BadInput(f"`{service.name}` runs another release now", why=f"It was `{run.release}`, it is `{release}`",
+                       hint="Sweep the service as it is now")
+    asked = run.settings.get("settings") if isinstance(run.settings.get("settings"), dict) else run.settings
+    settings = SweepSettings.from_dict(asked)
+    with transaction.atomic():
+        BenchmarkRun.objects.filter(pk=run.pk, group=None).update(group=uuid.uuid4(), group_index=0)
+        run.refresh_from_db(fields=["group", "group_index"])
+        known = BenchmarkRun.objects.filter(group=run.group)
+        place = (known.aggregate(last=Max("group_index"))["last"] or 0) + 1
+        # prompts of their own: the server has those of the earlier runs in its prefix cache
+        settings.seed = max([settings.seed, *(one for told in known.values_list("settings", flat=True) if isinstance(
+            one := (told.get("settings") or told).get("seed"), int))]) + 1
+        return start_sweep(service=service, settings=settings, user=user, repeats=more, group=run.group, group_from=place,
+                           idempotency_key=idempotency_key)
+
+
+def _sweep_params(settings: SweepSettings, repeats: int) -> dict[str, Any]:
+    """What a job is told of a sweep: all but what the node knows better."""
+    if not isinstance(repeats, int) or not 1 <= repeats <= REPEATS_MOST:
+        raise BadInput(f"{repeats} runs cannot be asked for", hint=f"From 1 to {REPEATS_MOST}")
+    if settings.prompt_source == "file":
+        raise BadInput("A job cannot take its prompts from a file", why="The console names no files of a node",
+                       hint="Use `python -m ops bench --prompts FILE` on the node")
+    settings = replace(settings, repeats=repeats)
+    settings.check()
+    asked = {name: value for name, value in settings.as_dict().items() if name not in NODE_SAYS and value is not None}
+    return {"preset": settings.preset, "sweep_settings": asked}
+
+
+def _with_baseline(service: Service) -> dict[str, Any]:
+    """The copy of the pinned baseline, for a job that ends with a sweep: in its snapshot, because lists read the params."""
+    snapshot = baselines.snapshot(service)
+    return {"baseline": snapshot} if snapshot else {}
 
 
 def start_build(*, plan_job: Job, user: AbstractBaseUser | None, idempotency_key: str | None = None) -> Job:
@@ -444,6 +520,7 @@ def abandon(job: Job, user: AbstractBaseUser, *, typed: str) -> Job:
                 finished_at=timezone.now()):
             raise BadInput(f"Job #{job.number} is not lost", hint="Only a job whose node fell silent can be abandoned")
         JobLock.objects.filter(job=job).update(held=False)
+        run_summaries.close_runs(job, "failed", timezone.now())
         AuditEntry.objects.create(by_id=user.pk, action="job.abandon", subject=f"#{job.number}", data={"job": str(job.pk)})
         transaction.on_commit(lambda: announce_change(job))
     job.refresh_from_db()

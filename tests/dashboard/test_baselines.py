@@ -8,9 +8,11 @@ import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.exceptions import PermissionDenied
 
-from dashboard import baselines, noise_floors, practice_reference, run_edits
+from dashboard import baselines, dispatch, noise_floors, practice_reference, run_edits
 from dashboard.announcements import apply_announcement
 from dashboard.models import AuditEntry, BenchmarkRun, NoiseFloor, Service
+from ops.benchmark import presets
+from ops.benchmark.presets import SweepSettings
 from ops.jobs.errors import BadInput
 from ops.jobs.events import EventType
 from tests.dashboard.pages import factory
@@ -138,3 +140,58 @@ def test_the_practice_box_brings_the_published_figures_once(db: None) -> None:
 def test_a_real_node_brings_no_published_figures(db: None) -> None:
     apply_announcement({"node": "gpu01", "practice": False, "services": [{"record": {**RECORD, "practice": False}}]})
     assert not BenchmarkRun.objects.exists()
+
+
+@pytest.fixture
+def asked() -> SweepSettings:
+    return presets.settings("custom", base_url="http://127.0.0.1:8000", model="kimi-k2.5", practice=True, gpu_count=8, concurrencies=[1, 8])
+
+
+def test_a_sweep_s_job_takes_the_baseline_along_beside_its_params(story: factory.Story, operator: User, asked: SweepSettings) -> None:
+    run, = story.measured()
+    service = baselines.pin(run, operator)
+    job = dispatch.start_sweep(service=service, settings=asked, user=operator, repeats=3)
+    assert job.params["preset"] == "custom"
+    assert (job.params["sweep_settings"]["repeats"], job.params["sweep_settings"]["concurrencies"]) == (3, [1, 8])
+    assert not dispatch.NODE_SAYS & job.params["sweep_settings"].keys()
+    assert [one["run_id"] for one in job.envelope["snapshot"]["baseline"]["documents"]] == [str(run.pk)]
+    assert "baseline" not in job.params
+
+
+def test_what_the_node_gets_makes_the_same_settings_again(story: factory.Story, operator: User) -> None:
+    wanted = presets.settings("custom", base_url="http://127.0.0.1:8000", model="kimi-k2.5", practice=True, gpu_count=8, rates=[0.5, 2.0],
+                              slos={"ttft_ms": 500.0}, max_in_flight=64)
+    job = dispatch.start_sweep(service=story.the_service, settings=wanted, user=operator)
+    again = presets.settings(job.params["preset"], base_url="http://127.0.0.1:8000", model="kimi-k2.5", practice=True, gpu_count=8,
+                             **job.params["sweep_settings"])
+    assert again == wanted
+
+
+def test_deciding_measures_the_same_again_as_one_side_with_prompts_of_its_own(story: factory.Story, operator: User) -> None:
+    story.service(release=factory.NEW)
+    run, = story.measured()
+    job = dispatch.start_decide(run=run, more=2, user=operator)
+    run.refresh_from_db()
+    assert run.group is not None
+    assert (job.params["group"], job.params["group_from"]) == (str(run.group), 1)
+    settings = job.params["sweep_settings"]
+    assert (settings["repeats"], settings["seed"], settings["concurrencies"]) == (2, run.settings["seed"] + 1, run.settings["concurrencies"])
+
+
+def test_nothing_is_decided_for_a_release_that_does_not_run_any_more(story: factory.Story, operator: User) -> None:
+    run, = story.measured()
+    with pytest.raises(BadInput, match="another release"):
+        dispatch.start_decide(run=run, more=2, user=operator)
+    run.refresh_from_db()
+    assert run.group is None
+
+
+def test_repeats_and_files_that_cannot_be_are_refused_in_words(story: factory.Story, operator: User, asked: SweepSettings) -> None:
+    for repeats in (0, 13):
+        with pytest.raises(BadInput, match=f"{repeats} runs"):
+            dispatch.start_sweep(service=story.the_service, settings=asked, user=operator, repeats=repeats)
+    with pytest.raises(BadInput, match="2 runs"):
+        dispatch.start_noise_floor(service=story.the_service, settings=asked, user=operator, repeats=2)
+    asked.prompt_source = "file"
+    with pytest.raises(BadInput, match="file"):
+        dispatch.start_sweep(service=story.the_service, settings=asked, user=operator)
