@@ -40,8 +40,9 @@ def preset_choices() -> list[tuple[str, str]]:
         if name == "custom":  # a name for settings given one by one; a form offers whole presets
             continue
         made = settings(name, base_url="http://127.0.0.1:8000", model="any")
-        levels = f"{made.concurrencies[0]} to {made.concurrencies[-1]}"
-        choices.append((name, f"{name}: C = {levels}, {made.max_tokens} tokens, up to {made.size()['minutes']:.0f} min"))
+        span = f"{made.values[0]:g} to {made.values[-1]:g}"
+        levels = f"C = {span}" if made.load == "closed" else f"{span} requests/s"
+        choices.append((name, f"{name}: {levels}, {made.max_tokens} tokens, up to {made.size()['minutes']:.0f} min"))
     return choices
 
 

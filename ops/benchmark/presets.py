@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,10 @@ MIN_RATE, MAX_RATE = 0.01, 2000.0  # requests a second
 MAX_TOKENS = 32_768
 MAX_MINUTES = 240.0
 MAX_PROMPT_WORDS = 100_000
+MIN_PROMPT_TOKENS, MAX_PROMPT_TOKENS = 32, 200_000
+MAX_REPEATS = 20
+TOKENS_PER_WORD = 1.35  # of synthetic prompts, about: for sizes told before the start
+SLOS = ("ttft_ms", "tpot_ms", "e2e_s")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -69,7 +74,8 @@ class SweepSettings(Record):
     `level_seconds`: no request is sent that would not end by then; those in flight get `drain_seconds` more, then they are ended as
     unfinished. Before each level, `warmup_per_slot` x min(C, `warmup_slots`) requests are sent and thrown away. `stop_error_rate`: the
     sweep stops when more than this share of a level's requests failed. `practice`: as the service's record says; None: ask the server.
-    `gpu_count`: how many GPUs the service holds, for per-GPU numbers.
+    `gpu_count`: how many GPUs the service holds, for per-GPU numbers. `order`: "ascending", "given" or "shuffled" (by `order_seed`, which all
+    repeats share, while each has a `seed` of its own).
     """
 
     preset: str
@@ -104,6 +110,7 @@ class SweepSettings(Record):
     slos: dict[str, float] = field(default_factory=dict)
     repeats: int = 1
     reasoning: str = ""
+    order_seed: int = 1
 
     def check(self) -> None:
         """Raises BadInput naming the setting that cannot be, or is above its limit."""
@@ -115,7 +122,12 @@ class SweepSettings(Record):
         if len(self.requests) != len(self.values):
             raise BadInput(f"{len(self.requests)} request counts for {len(self.values)} levels", hint="Give one for each level, or one for all")
         _integers("max_tokens", [self.max_tokens], 1, MAX_TOKENS)
-        _integers("prompt_words", [self.prompt_words], 1, MAX_PROMPT_WORDS)
+        self._check_prompts()
+        _check_slos(self.slos)
+        _integers("repeats", [self.repeats], 1, MAX_REPEATS)
+        _integers("seed", [self.seed, self.order_seed], 0, 2**53)
+        if self.gpu_count is not None:
+            _integers("gpu_count", [self.gpu_count], 1, 4096)
         _numbers("level_seconds", self.level_seconds, 0.1, 3600)
         _numbers("drain_seconds", self.drain_seconds, 0, 3600)
         _numbers("request_timeout_s", self.request_timeout_s, 0.1, 3600)
@@ -127,11 +139,28 @@ class SweepSettings(Record):
             raise BadInput(f"Unknown output mode `{self.output_mode}`", hint="Use fixed or natural")
         if self.order not in ("ascending", "given", "shuffled"):
             raise BadInput(f"Unknown order `{self.order}`", hint="Use ascending, given or shuffled")
-        if reserved := set(self.extra_body) & {"model", "messages", "stream", "stream_options", "max_tokens", "min_tokens", "n"}:
+        if not isinstance(self.extra_body, dict):
+            raise BadInput("extra_body must be an object")
+        if reserved := set(self.extra_body) & {"model", "messages", "prompt", "stream", "stream_options", "max_tokens", "min_tokens", "n"}:
             raise BadInput(f"`{min(reserved)}` cannot be set through extra_body")
         if self.most_minutes() > MAX_MINUTES:
             raise BadInput(f"This sweep may take {self.most_minutes():.0f} minutes; at most {MAX_MINUTES:.0f} are allowed",
-                           hint="Fewer levels, or a smaller level_seconds")
+                           hint="Fewer levels or repeats, or a smaller level_seconds")
+
+    def _check_prompts(self) -> None:
+        if self.endpoint_kind not in ("chat", "completions"):
+            raise BadInput(f"Unknown endpoint `{str(self.endpoint_kind)[:40]}`", hint="Use chat or completions")
+        if self.reasoning not in ("", "on", "off"):
+            raise BadInput(f"Unknown reasoning `{str(self.reasoning)[:40]}`", hint="Use on or off, or leave it out")
+        if self.reasoning and self.endpoint_kind == "completions":
+            raise BadInput("Reasoning is switched in the chat template, which completions do not use", hint="Measure chat completions")
+        if self.prompt_source not in ("synthetic", "file"):
+            raise BadInput(f"Unknown prompts `{str(self.prompt_source)[:40]}`", hint="Use synthetic or file")
+        if self.prompt_source == "file" and not self.prompt_file:
+            raise BadInput("Prompts from a file need the file's path")
+        _integers("prompt_words", [self.prompt_words], 1, MAX_PROMPT_WORDS)
+        if self.prompt_tokens is not None:
+            _integers("prompt_tokens", [self.prompt_tokens], MIN_PROMPT_TOKENS, MAX_PROMPT_TOKENS)
 
     def _check_load(self) -> None:
         if self.load not in ("closed", "open"):
@@ -161,10 +190,10 @@ class SweepSettings(Record):
         return self.concurrencies if self.load == "closed" else self.rates
 
     def levels(self) -> list[LevelPlan]:
-        """In the order in which they run; `shuffled` is by the seed."""
+        """In the order in which they run."""
         plans = [LevelPlan(self.load, value, requests) for value, requests in zip(self.values, self.requests, strict=True)]
         if self.order == "shuffled":
-            random.Random(f"{self.seed}/order").shuffle(plans)  # noqa: S311  # reproducible, not a secret
+            random.Random(f"{self.order_seed}/order").shuffle(plans)  # noqa: S311  # reproducible, not a secret
             return plans
         return sorted(plans) if self.order == "ascending" else plans
 
@@ -177,15 +206,67 @@ class SweepSettings(Record):
         """The longest that the measured levels may take, without warm-up."""
         return self.repeats * len(self.values) * (self.level_seconds + self.drain_seconds) / 60
 
-    def size(self) -> dict[str, float]:
-        """What a form says before the start: requests (warm-up included), output tokens at most, minutes at most."""
-        requests = self.repeats * sum(plan.requests + self.warmup_requests(plan) for plan in self.levels())
-        return {"requests": requests, "output_tokens": requests * self.max_tokens, "minutes": self.most_minutes()}
+    def size(self) -> dict[str, Any]:
+        """As `size` without history."""
+        return size(self)
 
     @property
     def short(self) -> bool:
         """Some level has fewer requests than a full one needs, by plan."""
         return any(plan.requests < requests_for_full(plan.value, plan.load) for plan in self.levels())
+
+
+def size(settings: SweepSettings, history: Sequence[Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    """What a form says before the start: `requests` (warm-up and repeats included), `input_tokens` and `output_tokens` (about, at most),
+    `minutes`, and `minutes_from`: "earlier levels" or "upper bound" (the time limits).
+
+    `history`: levels (LevelMetrics.as_dict()) that the same service gave before; a level's time is taken from the nearest load among them,
+    scaled by the output length. `levels`: the same for each, in their order, without repeats.
+    """
+    words = 24 + settings.prompt_words  # with the nonce and the task
+    prompt = settings.prompt_tokens or math.ceil(words * TOKENS_PER_WORD)
+    levels: list[dict[str, Any]] = []
+    for plan in settings.levels():
+        requests, most = plan.requests + settings.warmup_requests(plan), settings.level_seconds + settings.drain_seconds
+        seconds = _from_history(settings, plan, history or ())
+        levels.append({**plan.as_dict(), "name": plan.name, "requests": requests, "input_tokens": requests * prompt,
+                       "output_tokens": requests * settings.max_tokens, "minutes": (most if seconds is None else min(seconds, most)) / 60,
+                       "minutes_from": "upper bound" if seconds is None else "earlier levels"})
+    total: dict[str, Any] = {name: settings.repeats * sum(level[name] for level in levels)
+                             for name in ("requests", "input_tokens", "output_tokens", "minutes")}
+    known = all(level["minutes_from"] == "earlier levels" for level in levels)
+    return {**total, "minutes_from": "earlier levels" if known else "upper bound", "levels": levels}
+
+
+def _from_history(settings: SweepSettings, plan: LevelPlan, history: Sequence[Mapping[str, Any]]) -> float | None:
+    """Seconds that a level with its warm-up should take, from the nearest load measured before; None where there is none within a factor of 4."""
+    best: tuple[float, float] | None = None
+    for level in history:
+        load, value, took = level.get("load", "closed"), level.get("value", level.get("concurrency")), level.get("e2e_mean_s")
+        if load != plan.load or not isinstance(value, int | float) or not isinstance(took, int | float) or value <= 0 or took <= 0:
+            continue
+        far = abs(math.log2(value / plan.value))
+        length = level.get("max_tokens")
+        scaled = took * settings.max_tokens / length if isinstance(length, int) and length > 0 else took
+        if far <= 2 and (best is None or far < best[0]):
+            best = (far, scaled)
+    if best is None:
+        return None
+    one = best[1]
+    slots = plan.concurrency or settings.warmup_slots
+    warm = settings.warmup_requests(plan) / min(slots, settings.warmup_slots) if settings.warmup_slots else 0
+    if plan.load == "open":
+        return plan.requests / plan.value + one + warm * one
+    return (max(1.0, plan.requests / slots) + (0 if settings.burst else 1) + warm) * one
+
+
+def _check_slos(slos: Any) -> None:
+    if not isinstance(slos, dict):
+        raise BadInput("SLOs are an object such as {\"ttft_ms\": 500}")
+    for name, limit in slos.items():
+        if name not in SLOS:
+            raise BadInput(f"There is no SLO `{str(name)[:40]}`", hint=f"SLOs: {', '.join(SLOS)}")
+        _numbers(f"SLO {name}", limit, 0.001, 10_000_000)
 
 
 def _integers(name: str, values: Any, low: int, high: int) -> None:
@@ -211,20 +292,26 @@ PRESETS: dict[str, dict[str, Any]] = {
     # the table of the story: 1 to 128, 512 tokens, because a reasoning model thinks first
     "story": {"concurrencies": [1, 2, 4, 8, 16, 32, 64, 128], "max_tokens": 512, "requests": requests_for_full, "level_seconds": 420.0,
               "drain_seconds": 120.0},
+    # what it gives at most: prompts and answers of one size, up to where throughput ends to grow
+    "capacity": {"concurrencies": [1, 16, 64, 128, 256], "max_tokens": 256, "prompt_tokens": 512, "requests": requests_for_full,
+                 "level_seconds": 300.0, "drain_seconds": 60.0},
+    # what users feel at a rate of requests, and how many of them get what they were promised
+    "latency": {"load": "open", "rates": [0.5, 1.0, 2.0, 4.0, 8.0], "concurrencies": [], "max_tokens": 256, "prompt_tokens": 512,
+                "requests": requests_for_full, "level_seconds": 120.0, "drain_seconds": 60.0, "slos": {"ttft_ms": 1000.0, "tpot_ms": 50.0}},
     "custom": {"concurrencies": [1, 8], "max_tokens": 128, "requests": requests_for_full},
 }
 
 
 def settings(preset: str, *, base_url: str, model: str, **overrides: Any) -> SweepSettings:
-    """The settings of `quick`, `story` or `custom`, with overrides (`concurrencies`, `max_tokens`, `requests`, ...) in their place.
+    """The settings of a preset, with overrides (`concurrencies`, `max_tokens`, `requests`, ...) in their place.
 
     `requests` may be one number for every level. Raises BadInput for an unknown preset or setting, or one beyond the limits.
     """
     if preset not in PRESETS:
         raise BadInput(f"Unknown preset `{preset[:80]}`", hint=f"Presets: {', '.join(PRESETS)}")
     values = {**PRESETS[preset], **{name: value for name, value in overrides.items() if value is not None}}
-    if overrides.get("rates") and not overrides.get("load"):
-        values["load"] = "open"
+    if not overrides.get("load") and (overrides.get("rates") or overrides.get("concurrencies")):
+        values["load"] = "open" if overrides.get("rates") else "closed"
     load = values.get("load", "closed")
     asked: Sequence[float]
     if load == "open":
@@ -234,6 +321,7 @@ def settings(preset: str, *, base_url: str, model: str, **overrides: Any) -> Swe
             raise BadInput(f"Rates are numbers from {MIN_RATE:g} to {MAX_RATE:g} requests a second", hint="An open loop needs at least one")
         asked = values["rates"] = [float(rate) for rate in asked]
     else:
+        values["rates"] = list(overrides.get("rates") or [])
         asked = values["concurrencies"] = list(values["concurrencies"])
         _integers("Concurrency", asked, 1, MAX_CONCURRENCY)
     requests = values["requests"]

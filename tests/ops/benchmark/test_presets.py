@@ -40,7 +40,31 @@ def test_settings_survive_json() -> None:
 def test_the_size_says_requests_tokens_and_minutes_before_the_start() -> None:
     size = presets.settings("custom", base_url=URL, model="m", concurrencies=[1, 8], requests=10, max_tokens=100, level_seconds=30.0,
                             drain_seconds=30.0).size()
-    assert size == {"requests": 20 + 2 + 16, "output_tokens": 3800, "minutes": 2.0}
+    assert (size["requests"], size["output_tokens"], size["minutes"], size["minutes_from"]) == (20 + 2 + 16, 3800, 2.0, "upper bound")
+    assert size["input_tokens"] == 38 * 98  # 24 + 48 words, 1.35 tokens each
+
+
+def test_the_size_is_estimated_from_earlier_levels_where_there_are_some() -> None:
+    made = presets.settings("custom", base_url=URL, model="m", concurrencies=[1, 8], requests=80, max_tokens=200, level_seconds=300.0)
+    history = [{"load": "closed", "value": 1, "e2e_mean_s": 1.0, "max_tokens": 100}, {"load": "closed", "value": 16, "e2e_mean_s": 3.0}]
+    size = presets.size(made, history)
+    assert size["minutes_from"] == "earlier levels"
+    assert [level["minutes"] for level in size["levels"]] == [pytest.approx((80 + 1 + 2) * 2 / 60), pytest.approx((10 + 1 + 2) * 3 / 60)]
+    assert presets.size(made, history[:1])["levels"][1]["minutes_from"] == "upper bound"  # 8 is too far from 1
+
+
+def test_latency_under_load_is_an_open_loop_with_objectives() -> None:
+    made = presets.settings("latency", base_url=URL, model="m")
+    assert (made.load, made.rates, made.concurrencies, made.requests) == ("open", [0.5, 1.0, 2.0, 4.0, 8.0], [], [30, 60, 120, 240, 480])
+    assert made.slos and [plan.name for plan in made.levels()][:2] == ["0.5 requests/s", "1 requests/s"]
+    assert presets.settings("latency", base_url=URL, model="m", concurrencies=[4]).load == "closed"
+
+
+def test_shuffled_levels_keep_their_order_over_repeats() -> None:
+    made = presets.settings("story", base_url=URL, model="m", order="shuffled")
+    again = presets.settings("story", base_url=URL, model="m", order="shuffled", seed=99)
+    assert [plan.value for plan in made.levels()] == [plan.value for plan in again.levels()] != made.concurrencies
+    assert {plan.value: plan.requests for plan in made.levels()}[128] == 640
 
 
 @pytest.mark.parametrize(("overrides", "word"), [
@@ -49,7 +73,11 @@ def test_the_size_says_requests_tokens_and_minutes_before_the_start() -> None:
     ({"requests": [1, 2, 3]}, "3 request counts"), ({"requests": 100_000}, "Requests of a level"), ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": 10**6}, "max_tokens"), ({"level_seconds": -1.0}, "level_seconds"), ({"level_seconds": float("nan")}, "level_seconds"),
     ({"concurrencies": list(range(1, 17)), "level_seconds": 3600.0}, "minutes"), ({"output_mode": "random"}, "output mode"),
-    ({"extra_body": {"stream": False}}, "extra_body"), ({"speed": 3}, "no field `speed`"), ({"request_timeout_s": "1"}, "request_timeout_s"),
+    ({"extra_body": {"stream": False}}, "extra_body"), ({"rates": [0.0]}, "Rates are numbers"), ({"rates": [1.0, 1.0]}, "only once"),
+    ({"rates": [1.0], "concurrencies": [2]}, "not concurrencies"), ({"slos": {"itl_ms": 1}}, "no SLO `itl_ms`"), ({"slos": {"ttft_ms": -1}}, "SLO"),
+    ({"repeats": 0}, "repeats"), ({"reasoning": "on", "endpoint_kind": "completions"}, "chat template"), ({"prompt_source": "file"}, "path"),
+    ({"prompt_tokens": 5}, "prompt_tokens"), ({"endpoint_kind": "embeddings"}, "Unknown endpoint"), ({"load": "bursty"}, "Unknown load"),
+    ({"speed": 3}, "no field `speed`"), ({"request_timeout_s": "1"}, "request_timeout_s"),
 ])
 def test_what_is_beyond_the_limits_is_refused(overrides: dict[str, Any], word: str) -> None:
     with pytest.raises(BadInput, match=word):
@@ -59,4 +87,4 @@ def test_what_is_beyond_the_limits_is_refused(overrides: dict[str, Any], word: s
 def test_an_unknown_preset_names_the_known_ones() -> None:
     with pytest.raises(BadInput) as told:
         presets.settings("fast", base_url=URL, model="m")
-    assert "quick, story, custom" in told.value.hint
+    assert "quick, story, capacity, latency, custom" in told.value.hint
