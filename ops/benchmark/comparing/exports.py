@@ -16,7 +16,8 @@ from ops.benchmark.comparing.sides import Comparison
 from ops.benchmark.comparing.verdicts import percent
 
 CSV_HEAD = ("load", "value", "metric", "unit", "side", "baseline", "runs", "mean", "low", "high", "ratio_to_baseline", "ratio_low", "ratio_high",
-            "verdict", "note", "p", "p_holm", "more_runs", "noise_floor", "noise_floor_from", "minimum_effect", "requests", "errors", "withheld", "marks")
+            "verdict", "note", "p", "p_holm", "more_runs", "noise_floor", "noise_floor_from", "minimum_effect", "requests", "errors",
+            "withheld", "marks")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~])")
 

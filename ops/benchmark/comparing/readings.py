@@ -84,7 +84,11 @@ def error_rate(level: Mapping[str, Any]) -> float | None:
 
 def by_time(documents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """In the order in which they were measured; those whose time nobody knows keep their place at the end."""
-    return sorted(documents, key=lambda one: finite(one.get("started_at")) or math.inf)
+    def time(one: Mapping[str, Any]) -> float:
+        at = finite(one.get("started_at"))
+        return math.inf if at is None else at
+
+    return sorted(documents, key=time)
 
 
 def tool(document: Mapping[str, Any]) -> str:

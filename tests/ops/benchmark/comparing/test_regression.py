@@ -1,0 +1,51 @@
+"""One new sweep against a pinned baseline: within the noise floor, or outside it and not tested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ops.benchmark.comparing.regression import watch
+from tests.ops.benchmark.comparing.documents import level, run, side
+
+
+def metric(told: dict[str, Any], name: str = "output_tok_s") -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in told["levels"][0]["metrics"] if one["metric"] == name)
+    return found
+
+
+def test_a_sweep_within_the_floor_says_so_and_uses_no_word_of_a_verdict() -> None:
+    told = watch(run(level(8, 275.0)), side([277, 280, 274]), label="r13")
+    assert metric(told)["word"] == "within the noise floor"
+    assert told["outside"] == 0
+    assert told["baseline"]["label"] == "r13"
+    assert told["baseline"]["interleaved"] is False
+    assert len(told["baseline"]["run_ids"]) == 3
+    assert told["words"] == ["C=8: within the noise floor (Output throughput −0.7 %, TPOT P50 +0.7 %)"]
+
+
+def test_a_sweep_outside_it_says_by_how_much_and_that_nothing_was_tested() -> None:
+    told = watch(run(level(8, 250.0, ttft_p50_ms=None)), side([277, 280, 274]))
+    assert metric(told)["word"] == "outside it (−9.7 %), not tested"
+    assert metric(told, "ttft_p50_ms")["word"] == "not reported"
+    assert "outside the noise floor, not tested: Output throughput (−9.7 %)" in told["words"][0]
+    assert not {"better", "worse", "same"} & set(" ".join(told["words"]).split())
+
+
+def test_a_measured_floor_is_used_and_named() -> None:
+    told = watch(run(level(8, 250.0)), side([277]), [{"load": "closed", "value": 8, "metric": "output_tok_s", "half_width": 0.11}])
+    assert (metric(told)["word"], metric(told)["floor_from"]) == ("within the noise floor", "measured")
+
+
+def test_a_level_that_was_asked_something_else_is_not_held_against_it() -> None:
+    told = watch(run(level(8, 250.0), level(1, 60.0)), side([277], settings={"max_tokens": 512}))
+    assert told["words"] == ["C=1: not held against the baseline, the baseline has no such level",
+                             "C=8: not held against the baseline, not asked the same: output tokens asked for (512 then, 128 now)"]
+
+
+def test_new_errors_are_told() -> None:
+    told = watch(run(level(8, 277.0, errors=2, errors_by_kind={"stalled": 2})), side([277]))
+    assert "errors that the baseline has not: stalled" in told["words"][0]
+
+
+def test_practice_is_not_held_against_real() -> None:
+    assert watch(run(level(), practice=True), side([277]))["words"] == ["Not held against the baseline: practice is never held against real"]
