@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from django.urls import path
 
-from dashboard.views import adoption, benchmarks, channels, diagnose, environments, fleet, guards, jobs, launch, pages, plans, services, shelf, smoke
+from dashboard.views import (
+    adoption,
+    benchmarks,
+    channels,
+    compare,
+    diagnose,
+    environments,
+    fleet,
+    guards,
+    jobs,
+    launch,
+    pages,
+    plans,
+    services,
+    shelf,
+    smoke,
+)
 
 urlpatterns = [
     path("", fleet.fleet, name="fleet"),
@@ -38,7 +54,8 @@ urlpatterns = [
     path("plans/<int:number>/", plans.plan, name="plan"),
     path("plans/<int:number>/redeploy/", plans.plan_redeploy, name="plan_redeploy"),
     path("benchmarks/", benchmarks.benchmarks, name="benchmarks"),
-    path("benchmarks/compare/", pages.compare, name="compare"),
+    path("benchmarks/compare/", compare.compare, name="compare"),
+    path("benchmarks/compare/export/<str:fmt>/", compare.compare_export, name="compare_export"),
     path("benchmarks/<uuid:id>/", benchmarks.benchmark_run, name="benchmark_run"),
     path("diagnose/", diagnose.diagnose, name="diagnose"),
     path("cleanup/", pages.cleanup, name="cleanup"),

@@ -27,11 +27,6 @@ def settings(request: HttpRequest) -> HttpResponse:
 
 
 @require_safe
-def compare(request: HttpRequest) -> HttpResponse:
-    return render(request, "benchmarks/compare.html", {})
-
-
-@require_safe
 def node(request: HttpRequest, name: str) -> HttpResponse:
     found = get_object_or_404(Node.objects.prefetch_related("services"), name=name)
     jobs = list(Job.objects.filter(node=found).select_related("service", "node", "by").prefetch_related("steps")[:8])

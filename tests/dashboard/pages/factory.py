@@ -16,7 +16,7 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from dashboard import recorder, run_summaries
+from dashboard import practice_reference, recorder, run_summaries
 from dashboard.models import BenchmarkLevel, BenchmarkRun, Channel, ImportedFile, Job, Node, Service
 from ops import records, report
 from ops.jobs.events import Event, EventType
@@ -781,6 +781,20 @@ def measuring() -> Story:
     story.measured(ago_s=86400, model="glm-5", errors=2)
     story.imported()
     story.imported(tool="guidellm", scale=1.1)
+    return story
+
+
+def comparing() -> Story:
+    """Runs to hold against each other: three of one release, three of the next, one of another model, another tool's, the published figures."""
+    story = Story()
+    story.node()
+    story.service(release=NEW, patched=False)
+    values = (1, 2, 4, 8, 16, 32, 64, 128)
+    story.measured(ago_s=5 * 86400, release=OLD, repeats=3, values=values)
+    story.measured(ago_s=3 * 86400, repeats=3, scale=1.09, values=values)
+    story.measured(ago_s=86400, model="kimi-k2.5-int4", scale=0.84, values=values)
+    story.imported(practice=True)
+    practice_reference.seed()
     return story
 
 

@@ -1,0 +1,518 @@
+"""Runs held against each other, as the compare page, its charts and its exports show them.
+
+The address names the sides: `side=ID,ID&side=ID`, the first being the baseline that others are held against. Several runs of one side are repeats
+of the same thing. What is better and what is worse is ops.benchmark.comparing's word; here it is put beside the curves.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, fsum, log
+from typing import Any
+from urllib.parse import urlencode
+
+from django.db.models import Prefetch
+from django.urls import reverse
+
+from dashboard.models import BenchmarkLevel, BenchmarkRun, NoiseFloor
+from dashboard.templatetags.roundhouse import MINUS, short_release, version
+from ops.benchmark.comparing import readings, student
+from ops.benchmark.comparing.floors import Floors
+from ops.benchmark.comparing.keys import level_key
+from ops.benchmark.comparing.sides import Comparison, Side, compare
+from ops.benchmark.comparing.verdicts import METRICS
+from ops.jobs.errors import BadInput
+
+MAX_SIDES = 8
+MAX_RUNS = 64
+NAMES = "ABCDEFGH"
+COLOURS = ("series-base", "series-1", "series-2", "series-3", "series-4", "series-5", "series-6", "series-7")
+MARKERS = ("square", "circle", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
+LOADS = ("closed", "open")
+POINT = {"output_tok_s": "tput", "tpot_p50_ms": "tpot", "ttft_p50_ms": "ttft", "ttft_p99_ms": "ttft99", "e2e_p50_s": "p50", "e2e_p99_s": "p99"}
+REFERENCE = "practice-reference"
+PERCENTS = (10, 25, 50, 75, 90, 99)  # of the table beside an ECDF
+VERDICTS = {"better": ("up", "better"), "worse": ("fall", "worse"), "same": ("same", ""), "not decided": ("ask", ""), "not tested": ("skip", "")}
+
+Verdicts = dict[tuple[int, str, float, str], dict[str, Any]]  # (side, load, value, metric) to Verdict.as_dict()
+
+
+@dataclass
+class Chosen:
+    """One side of a comparison."""
+
+    name: str  # A is the baseline
+    runs: list[BenchmarkRun]
+    documents: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def at(self) -> int:
+        return NAMES.index(self.name)
+
+    @property
+    def imported(self) -> bool:
+        return self.runs[0].origin != "roundhouse"
+
+    @property
+    def practice(self) -> bool:
+        return any(is_practice(run) for run in self.runs)
+
+    @property
+    def ids(self) -> str:
+        return ",".join(str(run.pk) for run in self.runs)
+
+
+# ---- which runs ----
+
+def is_practice(run: BenchmarkRun) -> bool:
+    """Its numbers are the practice box's, or the published figures that only these may be held against."""
+    return run.practice or run.origin == REFERENCE
+
+
+def read_ids(values: Iterable[str]) -> list[list[uuid.UUID]]:
+    """Ids of runs, a list a side; a run stands where it was named first. Raises BadInput."""
+    sides: list[list[uuid.UUID]] = []
+    seen: set[uuid.UUID] = set()
+    for value in values:
+        side = []
+        for text in filter(None, value.split(",")):
+            try:
+                found = uuid.UUID(text.strip())
+            except ValueError as error:
+                raise BadInput(f"`{text[:60]}` is not the id of a run", hint="Choose runs in the list of benchmarks") from error
+            if found not in seen:
+                seen.add(found)
+                side.append(found)
+        if side:
+            sides.append(side)
+    not_too_many(len(sides), len(seen))
+    return sides
+
+
+def not_too_many(sides: int, runs: int) -> None:
+    """Raises BadInput where there are more sides than colours, or more runs than one page should read."""
+    if sides > MAX_SIDES:
+        raise BadInput(f"{sides} sides are too many to be told apart; at most {MAX_SIDES} can be compared",
+                       why="Each side has a colour and a marker of its own", hint="Choose fewer runs, or compare them in two parts")
+    if runs > MAX_RUNS:
+        raise BadInput(f"{runs} runs are more than one comparison can hold; at most {MAX_RUNS} can", hint="Choose fewer runs")
+
+
+def find(sides: Sequence[Sequence[uuid.UUID]]) -> tuple[list[Chosen], int]:
+    """The sides with their runs and levels (without `detail`), and how many runs are not here any more."""
+    wanted = [one for side in sides for one in side]
+    levels = Prefetch("levels", BenchmarkLevel.objects.defer("detail"))
+    known = BenchmarkRun.objects.select_related("service", "service__node", "job").prefetch_related(levels).in_bulk(wanted)
+    kept = [runs for side in sides if (runs := [known[one] for one in side if one in known])]
+    return [Chosen(NAMES[n], runs) for n, runs in enumerate(kept)], len(wanted) - len(known)
+
+
+def grouped(ids: Sequence[uuid.UUID]) -> list[list[BenchmarkRun]]:
+    """Runs as sides: equal service, model, stack, kind of sweep and tool are one side. In order of time, the oldest first.
+
+    Runs of which the stack or the kind is not known are sides of their own, unless one job or one file made them.
+    """
+    sides: dict[tuple[Any, ...], list[BenchmarkRun]] = {}
+    for run in BenchmarkRun.objects.filter(pk__in=ids).order_by("started_at", "group_index"):
+        same = (run.stack, run.sweep_key) if run.stack and run.sweep_key else (run.group or run.pk,)
+        service = run.service_id or (run.node_name, run.service_name) if run.service_name else run.endpoint
+        sides.setdefault((service, run.model, run.practice, run.origin, run.tool, *same), []).append(run)
+    not_too_many(len(sides), len(ids))
+    return list(sides.values())
+
+
+def mixed(sides: Sequence[Chosen]) -> BadInput | None:
+    """Why these cannot stand in one comparison: practice numbers beside real ones. None where they can."""
+    kinds = {is_practice(run) for side in sides for run in side.runs}
+    if len(kinds) < 2:
+        return None
+    return BadInput("Practice runs are never compared with real ones", why="The practice box makes its numbers up: it paces its tokens so that the "
+                    "story's table comes out", hint="Keep either the practice runs or the real ones")
+
+
+def address(sides: Sequence[Chosen], *, name: str = "compare", fmt: str = "", **more: str) -> str:
+    """The page (or the export) that shows this comparison."""
+    path = reverse(name, args=[fmt] if fmt else [])
+    query = [*(("side", side.ids) for side in sides), *((key, value) for key, value in more.items() if value)]
+    return f"{path}?{urlencode(query, safe=',:')}" if query else path
+
+
+# ---- what the page shows ----
+
+def held_against(sides: Sequence[Chosen]) -> Comparison | None:
+    """What ops.benchmark.comparing says of the sides, whose documents are filled in; None of a single side."""
+    from dashboard.run_documents import document
+
+    for side in sides:
+        side.documents = [document(run) for run in side.runs]
+    if len(sides) < 2:
+        return None
+    return compare([Side(side.name, side.documents) for side in sides], floors=floors(sides))
+
+
+def floors(sides: Sequence[Chosen]) -> Floors:
+    """The noise floors that were measured for the baseline's service and kind of sweep; the defaults stand in for the rest."""
+    run = sides[0].runs[0]
+    if not run.service_id or not run.sweep_key:
+        return Floors()
+    rows = NoiseFloor.objects.filter(service_id=run.service_id, sweep_key=run.sweep_key).values("load", "value", "metric", "half_width")
+    return Floors(rows, label=run.node_name)
+
+
+def centre(values: Iterable[Any]) -> float | None:
+    """One number of a side's runs: their geometric mean, since ratios are what is compared. None where no run has it."""
+    known = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if not known:
+        return None
+    if min(known) <= 0:
+        return fsum(known) / len(known)
+    return exp(fsum(log(value) for value in known) / len(known))
+
+
+def levels(side: Chosen, load: str) -> dict[float, list[Mapping[str, Any]]]:
+    """Levels of a side that ran to their end: value (concurrency or rate) to one level a run."""
+    found: dict[float, list[Mapping[str, Any]]] = {}
+    for told in side.documents:
+        for level in readings.levels(told):
+            kind, value = readings.place(level)
+            if kind == load and value > 0 and readings.whole(level):
+                found.setdefault(value, []).append(level)
+    return dict(sorted(found.items()))
+
+
+def loads(sides: Sequence[Chosen]) -> list[str]:
+    """Which kinds of load there are, closed loop first."""
+    return [load for load in LOADS if any(levels(side, load) for side in sides)]
+
+
+def level_name(load: str, value: float) -> str:
+    return f"{value:g}/s" if load == "open" else f"C = {value:.0f}"
+
+
+def short_name(load: str, value: float) -> str:
+    return f"{value:g}/s" if load == "open" else f"{value:.0f}"
+
+
+def point(load: str, value: float, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One level of a side for the charts: every number is the mean of its runs' numbers; None where no run has it. Latencies in s, TTFT and TPOT
+    in ms."""
+    def mean(name: str) -> float | None:
+        return centre(level.get(name) for level in runs)
+
+    tpot = mean("tpot_p50_ms")
+    low, high = interval([level.get("output_tok_s") for level in runs])
+    return {"v": value, "name": short_name(load, value), "tput": mean("output_tok_s"), "low": low, "high": high,
+            "latency": mean("e2e_p50_s") or mean("e2e_mean_s"), "p50": mean("e2e_p50_s"), "mean": mean("e2e_mean_s"), "p99": mean("e2e_p99_s"),
+            "ttft": mean("ttft_p50_ms"), "ttft99": mean("ttft_p99_ms"), "tpot": tpot, "tpot99": mean("tpot_p99_ms"),
+            "gpu": mean("output_tok_s_per_gpu"), "user": mean("interactivity_tok_s_user") or (1000 / tpot if tpot else None),
+            "runs": len(runs), "n": _sum(runs, "finished"), "errors": _sum(runs, "errors"),
+            "marks": sorted({str(mark)[:40] for level in runs for mark in level.get("marks") or []})}
+
+
+def interval(values: Iterable[Any]) -> tuple[float | None, float | None]:
+    """Student's 95 % interval of the mean over runs; nothing of fewer than two."""
+    known = [log(number) for value in values if (number := readings.positive(value)) is not None]
+    if len(known) < 2:
+        return None, None
+    low, high = student.interval(known)
+    return exp(max(-700.0, low)), exp(min(700.0, high))
+
+
+def _sum(runs: Iterable[Mapping[str, Any]], name: str) -> int | None:
+    known = [level[name] for level in runs if isinstance(level.get(name), int)]
+    return sum(known) if known else None
+
+
+def shown(value: Any, unit: str = "") -> str:
+    """A number with as many digits as its size deserves; "n/a" where there is none."""
+    if value is None:
+        return "n/a"
+    number = float(value)
+    size = abs(number)
+    digits = 0 if size >= 99.95 else 1 if size >= 9.995 else 2
+    told = f"{number:,.{digits}f}"
+    return f"{told}\u202f{unit}" if unit else told
+
+
+def signed(percent: float) -> str:
+    """+6.5, −2.1, 0.0"""
+    told = f"{abs(percent):,.1f}"
+    return told if float(told.replace(",", "")) == 0 else f"{MINUS if percent < 0 else '+'}{told}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What of a comparison is looked at: a metric, a kind of load, the level whose distributions are drawn, all facts or those that differ."""
+
+    metric: str = ""
+    load: str = ""
+    level: str = ""  # "closed:128"
+    facts: str = ""
+
+    @classmethod
+    def of(cls, query: Mapping[str, Any]) -> Choice:
+        """As an address says it; what it does not say, or what is none, is left to the page."""
+        metric, load = str(query.get("metric", "")), str(query.get("load", ""))
+        return cls(metric=metric if metric in METRICS else "", load=load if load in LOADS else "",
+                   level=str(query.get("level", ""))[:40], facts="all" if query.get("facts") == "all" else "")
+
+    def kept(self, **more: str) -> dict[str, str]:
+        return {"metric": self.metric, "load": self.load, "level": self.level, "facts": self.facts} | more
+
+
+def page(sides: Sequence[Chosen], comparison: Comparison | None, choice: Choice) -> dict[str, Any]:
+    """All that the page shows of a comparison. `comparison` is `held_against(sides)`."""
+    told = comparison.as_dict() if comparison else {}
+    kinds = loads(sides)
+    load = choice.load if choice.load in kinds else kinds[0] if kinds else "closed"
+    metric = choice.metric or "output_tok_s"
+    there = [levels(side, load) for side in sides]
+    values = sorted({value for side in there for value in side})
+    points = [[point(load, value, runs) for value, runs in side.items()] for side in there]
+    verdicts = verdicts_of(told)
+    practice = any(side.practice for side in sides)
+    rows = differences(sides, points, values, verdicts, load, metric)
+    ecdf = distributions(sides, load, values, choice.level)
+    keys = [{"name": side.name, "color": COLOURS[side.at], "marker": MARKERS[side.at], "imported": side.imported} for side in sides]
+    known = METRICS[metric]
+    return {
+        "practice": practice, "load": load, "loads": [{"name": "closed loop" if kind == "closed" else "open loop", "current": kind == load,
+                                                       "url": address(sides, **choice.kept(load=kind, level=""))} for kind in kinds],
+        "keys": keys, "sides": [described(side, sides, points[n], verdicts, load, choice) for n, side in enumerate(sides)],
+        "metric": {"name": metric, "title": known.title, "unit": known.unit, "higher": known.higher_is_better, "minimum": 100 * known.minimum_effect},
+        "metrics": [{"name": name, "title": one.title, "current": name == metric, "url": f"{address(sides, **choice.kept(metric=name))}#differences"}
+                    for name, one in METRICS.items()],
+        "rows": rows, "matrix": matrix(sides, values, verdicts, load, choice), "values": [{"value": v, "name": short_name(load, v)} for v in values],
+        "tables": tables(sides, points, values, load), "ecdf": ecdf,
+        "facts": facts(told, everything=choice.facts == "all"),
+        "facts_url": f"{address(sides, **choice.kept(facts='' if choice.facts == 'all' else 'all'))}#facts", "everything": choice.facts == "all",
+        "unpaired": unpaired(told), "key_differences": told.get("key_differences") or [], "notes": told.get("notes") or [],
+        "headlines": [one for one in told.get("headlines") or [] if one], "floors": told.get("floors") or {},
+        "meta": in_common(sides, load), "load_head": "rate" if load == "open" else "C", "others": keys[1:], "columns": 2 + 3 * (len(sides) - 1),
+        "facts_columns": 1 + len(sides), "p99_said": "P50; dotted: P99" if len(sides) <= 3 else "P50",
+        "kept": _fields(sides, choice.kept(metric="")), "kept_level": _fields(sides, choice.kept(level="")),
+        "data": {
+            "practice": practice, "load": load, "sides": keys, "levels": values, "names": [short_name(load, value) for value in values],
+            "points": points, "ratio": ratio_data(rows, metric),
+            "ecdf": {"sides": [one and {"ttft_ms": one["ttft_ms"], "icl_ms": one["icl_ms"]} for one in ecdf["quantiles"]]} if ecdf else None,
+        },
+    }
+
+
+def _fields(sides: Sequence[Chosen], kept: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The comparison as hidden fields of a form that changes one choice."""
+    return [*(("side", side.ids) for side in sides), *((name, value) for name, value in kept.items() if value)]
+
+
+def differences(sides: Sequence[Chosen], points: Sequence[Sequence[Mapping[str, Any]]], values: Sequence[float], verdicts: Verdicts, load: str,
+                metric: str) -> list[dict[str, Any]]:
+    """Rows of the table of differences: a level, the baseline's value and of every other side its value, the ratio and the verdict."""
+    name = POINT[metric]
+    at = [{one["v"]: one[name] for one in side} for side in points]
+    rows = []
+    for value in values:
+        cells = [_cell(at[n].get(value), verdicts.get((n, load, value, metric))) for n in range(1, len(sides))]
+        rows.append({"value": value, "name": short_name(load, value), "baseline": shown(at[0].get(value)), "cells": cells,
+                     "decided": any(cell["word"] in ("better", "worse", "same") for cell in cells)})
+    return rows
+
+
+def _cell(value: float | None, verdict: Mapping[str, Any] | None) -> dict[str, Any]:
+    cell = {"value": shown(value), "there": value is not None, "ratio": "", "half": "", "word": "", "note": "", "icon": "skip", "tone": "",
+            "title": "", "verdict": verdict}
+    if verdict is None:
+        return cell
+    ratio, low, high, word = (verdict.get(part) for part in ("ratio", "low", "high", "word"))
+    shape, tone = VERDICTS.get(str(word), ("skip", ""))
+    if ratio is not None:
+        cell["ratio"] = signed(100 * (ratio - 1))
+    if low is not None and high is not None:
+        half = 50 * (high - low)
+        cell["half"] = f"{half:,.1f}" if half < 999 else "over 999"
+        cell["title"] = f"95 %: {signed(100 * (low - 1))} to {signed(100 * (high - 1))} %"
+    return {**cell, "word": str(word), "note": str(verdict.get("note") or ""), "icon": shape, "tone": tone}
+
+
+def ratio_data(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
+    """The chart of ratios, in percent; None where no level stands on both sides."""
+    told = []
+    for row in rows:
+        items = [{"side": n + 1, "diff": _percent(one["ratio"]), "low": _percent(one.get("low")), "high": _percent(one.get("high")),
+                  "word": cell["word"], "note": cell["note"], "floor": 100 * one["floor"], "floor_from": one["floor_from"]}
+                 for n, cell in enumerate(row["cells"]) if (one := cell["verdict"]) and one.get("ratio") is not None]
+        if items:
+            told.append({"name": row["name"], "items": items, "floor": max(item["floor"] for item in items)})
+    known = METRICS[metric]
+    return {"title": known.title, "higher": known.higher_is_better, "minimum": 100 * known.minimum_effect, "rows": told} if told else None
+
+
+def _percent(ratio: float | None) -> float | None:
+    return None if ratio is None else round(100 * (ratio - 1), 3)
+
+
+def matrix(sides: Sequence[Chosen], values: Sequence[float], verdicts: Verdicts, load: str, choice: Choice) -> list[dict[str, Any]]:
+    """Every verdict at one look: a row a side and metric, a cell a level."""
+    rows = []
+    for n, side in enumerate(sides[1:], start=1):
+        for metric, known in METRICS.items():
+            cells = [_cell(None, verdicts.get((n, load, value, metric))) for value in values]
+            if any(cell["verdict"] for cell in cells):
+                rows.append({"side": n, "name": side.name, "metric": known.title, "cells": cells,
+                             "url": f"{address(sides, **choice.kept(metric=metric))}#differences"})
+    return rows
+
+
+def described(side: Chosen, sides: Sequence[Chosen], points: Sequence[Mapping[str, Any]], verdicts: Verdicts, load: str,
+              choice: Choice) -> dict[str, Any]:
+    """A side's row in the table of what is compared."""
+    run, n = side.runs[0], side.at
+    others = [one for one in sides if one is not side]
+    return {
+        "name": side.name, "key": {"color": COLOURS[n], "marker": MARKERS[n], "imported": side.imported}, "run": run, "runs": side.runs,
+        "count": len(side.runs), "label": run.label or run.service_name or run.endpoint, "model": run.model,
+        "release": short_release(run.release) or str(version(run.vllm_version)), "imported": side.imported, "reference": run.origin == REFERENCE,
+        "tool": f"{run.tool} {run.tool_version}".strip(), "first": points[0] if points else None, "last": points[-1] if len(points) > 1 else None,
+        "summary": summary(n, verdicts, load) if n else None, "baseline": n == 0,
+        "without": address(others, **choice.kept()) if len(sides) > 2 else "", "as_baseline": address([side, *others], **choice.kept()) if n else "",
+        "running": any(one.state == "running" for one in side.runs),
+    }
+
+
+def summary(n: int, verdicts: Verdicts, load: str) -> list[dict[str, str]]:
+    """What is said of one side, in a few words: what is better or worse and where; else why nothing is."""
+    mine = {key: one for key, one in verdicts.items() if key[0] == n and key[1] == load}
+    said = []
+    for metric, known in METRICS.items():
+        for word in ("better", "worse"):
+            where = [value for (_, _, value, name), one in mine.items() if name == metric and one.get("word") == word]
+            tested = sum(1 for (_, _, _, name) in mine if name == metric)
+            if where:
+                places = f"at {short_name(load, where[0])}" if len(where) == 1 else f"at {len(where)} of {tested}"
+                said.append({"word": word, "icon": VERDICTS[word][0], "tone": word, "text": f"{known.title} {places}"})
+    if said:
+        return said
+    words = {str(one.get("word")) for one in mine.values()}
+    if "same" in words or "not decided" in words:
+        word = "not decided" if "not decided" in words else "same"
+        many = sum(1 for one in mine.values() if one.get("word") == word)
+        return [{"word": word, "icon": VERDICTS[word][0], "tone": "", "text": f"{many} of {len(mine)} metrics and levels"}]
+    more = {one["more_runs"] for one in mine.values() if one.get("more_runs")}
+    notes = [str(one.get("note") or "") for one in mine.values() if one.get("ratio") is not None]
+    if more:
+        text = f"{max(more)} more {'run' if max(more) == 1 else 'runs'} would decide"
+    else:
+        text = max(set(notes), key=notes.count) if notes else "no level in common"
+    return [{"word": "not tested", "icon": "skip", "tone": "", "text": text}]
+
+
+def tables(sides: Sequence[Chosen], points: Sequence[Sequence[Mapping[str, Any]]], values: Sequence[float], load: str) -> dict[str, Any]:
+    """The numbers of each chart, for those who read instead of look: chart to headings a side and rows of cells."""
+    at = [{one["v"]: one for one in side} for side in points]
+
+    def of(*names: tuple[str, str]) -> dict[str, Any]:
+        rows = [{"name": short_name(load, value), "cells": [shown(side[value][name]) if value in side else "n/a" for side in at for name, _ in names]}
+                for value in values]
+        return {"heads": [f"{side.name}{f' {title}' if title else ''}" for side in sides for _, title in names], "rows": rows}
+
+    return {"throughput": of(("tput", "")), "latency": of(("p50", "P50"), ("mean", "mean"), ("p99", "P99")),
+            "ttft": of(("ttft", "P50"), ("ttft99", "P99")), "tpot": of(("tpot", "P50"), ("tpot99", "P99")),
+            "pareto": of(("user", "per user"), ("gpu", "per GPU"))}
+
+
+def distributions(sides: Sequence[Chosen], load: str, values: Sequence[float], asked: str) -> dict[str, Any] | None:
+    """Quantiles of TTFT and of gaps at one level, a side the mean of its runs' quantiles; None where no run kept any.
+
+    The level is the asked one ("closed:128"), else the highest that most sides have.
+    """
+    runs = [run.pk for side in sides for run in side.runs]
+    kept = BenchmarkLevel.objects.filter(run__in=runs, load=load).exclude(detail={})
+    have: dict[float, set[Any]] = {}
+    for value, run in kept.values_list("value", "run_id"):
+        have.setdefault(value, set()).add(run)
+    if not have:
+        return None
+    kind, _, number = asked.partition(":")
+    value: float | None = next((one for one in have if kind == load and number == f"{one:g}"), None)
+    if value is None:
+        value = max(have, key=lambda one: (sum(1 for side in sides if any(run.pk in have[one] for run in side.runs)), one))
+    details = dict(kept.filter(value=value).values_list("run_id", "detail"))
+    quantiles = []
+    for side in sides:
+        found = [ecdf for run in side.runs if isinstance(ecdf := (details.get(run.pk) or {}).get("ecdf"), Mapping)]
+        made = {name: _quantiles([one.get(name) for one in found]) for name in ("ttft_ms", "icl_ms")}
+        quantiles.append(made if any(made.values()) else None)
+    if not any(quantiles):
+        return None
+    return {"value": value, "name": level_name(load, value), "quantiles": quantiles,
+            "levels": [{"value": f"{load}:{one:g}", "name": level_name(load, one), "current": one == value} for one in sorted(have)],
+            **{short: {"heads": [f"{percent} %" for percent in PERCENTS], "rows": [
+                {"name": side.name, "cells": [shown(one[name][percent], "ms") for percent in PERCENTS]}
+                for side, one in zip(sides, quantiles, strict=True) if one and one[name]]}
+               for short, name in (("ttft", "ttft_ms"), ("icl", "icl_ms"))}}
+
+
+def _quantiles(runs: Iterable[Any]) -> list[float]:
+    """The mean of runs' quantiles at 0, 1, ... 100 percent; nothing where no run has all of them."""
+    whole = [values for values in runs
+             if isinstance(values, list) and len(values) == 101 and all(readings.finite(value) is not None for value in values)]
+    return [float(f"{fsum(column) / len(column):.5g}") for column in zip(*whole, strict=True)] if whole else []
+
+
+def in_common(sides: Sequence[Chosen], load: str) -> list[str]:
+    """What all levels have in common, for the page's head: the parts of the comparability key that nobody says otherwise."""
+    keys = [level_key(told, level) for side in sides for told in side.documents for level in readings.levels(told)
+            if readings.place(level)[0] == load]
+
+    def the(name: str) -> Any:
+        known = {str(key[name]): key[name] for key in keys if key.get(name) is not None}
+        return next(iter(known.values())) if len(known) == 1 else None
+
+    most, mode, gpus = the("max_tokens"), the("output_mode"), the("gpu_count")
+    length = {"fixed": "fixed length", "natural": "natural end"}.get(str(mode), "")
+    told = [{"chat": "chat completions", "completions": "completions"}.get(str(the("endpoint_kind")), ""),
+            ", ".join(filter(None, (f"{most:,} output tokens" if isinstance(most, int) else "", length))),
+            f"{the('input')} of input" if the("input") else "", "closed loop" if load == "closed" else "open loop",
+            f"{gpus} GPU{'' if gpus == 1 else 's'}" if isinstance(gpus, int) else ""]
+    return [one for one in told if one]
+
+
+def verdicts_of(told: Mapping[str, Any]) -> Verdicts:
+    """The verdicts of a comparison by side, level and metric. Errors beat every other verdict, and a `better` or `worse` that Holm's correction over
+    all levels and metrics does not leave standing is not decided."""
+    found: Verdicts = {}
+    for level in told.get("levels") or []:
+        for n, metrics in enumerate(level["verdicts"]):
+            errors = level["errors"][n] or {}
+            for metric, one in (metrics or {}).items():
+                if errors.get("word") in ("better", "worse"):
+                    one = one | {"word": errors["word"], "note": f"errors: {errors['note']}"}
+                elif one.get("holds") is False:
+                    one = one | {"word": "not decided", "note": f"{one['word']} by itself, not after Holm's correction for all levels and metrics"}
+                found[n, level["load"], level["value"], metric] = one
+    return found
+
+
+def unpaired(told: Mapping[str, Any]) -> list[str]:
+    """Levels without a counterpart, in words: they are drawn, and nothing is said of them."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in told.get("unpaired") or []:
+        found.setdefault((one["side"], one["where"]), []).append(one["label"])
+    return [f"{side}: {', '.join(places)} {'is' if len(places) == 1 else 'are'} {'in no other side' if where == 'baseline only' else where}"
+            for (side, where), places in found.items()]
+
+
+def facts(told: Mapping[str, Any], *, everything: bool) -> dict[str, Any]:
+    """What differed between the sides' fingerprints, in groups; with `everything` also what did not."""
+    table = told.get("fingerprints") or {"rows": [], "count": 0, "equal": 0}
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in table["rows"]:
+        if row["differs"] or everything:
+            mono = row["group"] in ("Packages",) or row["name"].startswith("-") or row["name"].isupper()
+            groups.setdefault(row["group"], []).append({
+                "name": row["name"], "mono": mono, "cells": [
+                    {"text": "not known" if value is None else str(version(value)), "faint": value is None, "changed": changed}
+                    for value, changed in zip(row["values"], row["changed"], strict=True)]})
+    return {"groups": [{"title": title, "rows": rows} for title, rows in groups.items()], "differing": table["count"] - table["equal"],
+            "count": table["count"], "equal": table["equal"]}
