@@ -203,6 +203,14 @@ def _measure(add: Add) -> None:
     bench.add_argument("--seed", type=int, metavar="N", help="seed of the prompts (default: 1)")
     bench.add_argument("--gpus", type=int, metavar="N", help="how many GPUs the server holds, for numbers per GPU")
     bench.add_argument("--save", metavar="FOLDER", help="store every request and the result below this folder")
+    compare = add("compare", "comparing:compare", "runs against the first of them: ratios with intervals, verdicts from three runs a side; exit 1 if "
+                  "one is worse")
+    compare.add_argument("file", metavar="FILE", nargs="+", help="a side each: a result, several in one file, or a folder of runs; the first is the "
+                         "baseline")
+    compare.add_argument("--floor", metavar="FILE", help="a noise floor, or three runs or more of one configuration (default: the usual floors)")
+    form = compare.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="print CSV: a row for each level, metric and side")
+    form.add_argument("--markdown", action="store_true", help="print Markdown")
     smoke = add("smoke", "measuring:smoke", "ask a server questions, or a service its own suite (as a job): facts, code, reasoning, tool calls")
     server_options(smoke, or_service=True)
     smoke.add_argument("--only", action="append", metavar="NAME", help="only this test (may be repeated)")

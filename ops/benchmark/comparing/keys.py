@@ -41,7 +41,7 @@ def level_key(document: Mapping[str, Any], level: Mapping[str, Any]) -> dict[str
     """The key of one level: names as in `TITLES`, None where nobody says it. What a level says of itself counts; its sweep's settings fill the
     rest."""
     settings = readings.mapping(document.get("settings"))
-    ours = readings.is_ours(document)
+    ours = readings.tool(document) == readings.OURS  # also where its file came from elsewhere
 
     def known(name: str, *others: str) -> Any:
         for source in (level, settings):

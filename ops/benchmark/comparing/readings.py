@@ -84,11 +84,12 @@ def error_rate(level: Mapping[str, Any]) -> float | None:
 
 def by_time(documents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """In the order in which they were measured; those whose time nobody knows keep their place at the end."""
-    def time(one: Mapping[str, Any]) -> float:
-        at = finite(one.get("started_at"))
-        return math.inf if at is None else at
+    return sorted(documents, key=lambda one: started_at(one) or math.inf)
 
-    return sorted(documents, key=time)
+
+def started_at(document: Mapping[str, Any]) -> float | None:
+    """Seconds since the epoch; None where nobody knows (of an import a 0 stands for that)."""
+    return positive(document.get("started_at"))
 
 
 def tool(document: Mapping[str, Any]) -> str:

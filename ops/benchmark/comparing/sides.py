@@ -219,7 +219,7 @@ class _Comparing:
             "stacks": side.every(lambda run: readings.text(readings.mapping(run.get("fingerprint")).get("hash"))),
             "count": len(side.runs),
             "runs": [{"run_id": readings.text(run.get("run_id")), "label": readings.text(run.get("label")),
-                      "started_at": readings.finite(run.get("started_at")), "state": readings.text(run.get("state")), "short": bool(run.get("short")),
+                      "started_at": readings.started_at(run), "state": readings.text(run.get("state")), "short": bool(run.get("short")),
                       "preset": readings.text(run.get("preset")), "group": run.get("group") if isinstance(run.get("group"), str) else None}
                      for run in side.runs],
             "single_tok_s": None if single is None else math.exp(single), "peak_tok_s": None if best is None else math.exp(tok_s[best]),
@@ -408,7 +408,7 @@ def _settings(side: _Prepared, name: str) -> str | None:
 
 def _order(base: _Prepared, side: _Prepared) -> str:
     """Said where all runs of one side came before all of the other: what changed with time is then in the difference too."""
-    times = [[readings.finite(run.get("started_at")) for run in one.runs] for one in (base, side)]
+    times = [[readings.started_at(run) for run in one.runs] for one in (base, side)]
     known = [[time for time in one if time is not None] for one in times]
     if not known[0] or not known[1] or len(base.runs) + len(side.runs) <= 2:
         return ""

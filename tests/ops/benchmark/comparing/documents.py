@@ -29,6 +29,6 @@ def run(*levels: dict[str, Any], **more: Any) -> dict[str, Any]:
             "levels": list(levels), "settings": settings, "endpoint": {}, "fingerprint": {}, "label": ""} | more
 
 
-def side(tok_s: list[float], concurrency: int = 8, start: float = 0.0, **more: Any) -> list[dict[str, Any]]:
+def side(tok_s: list[float], concurrency: int = 8, start: float = 1.0, **more: Any) -> list[dict[str, Any]]:
     """A run for each value, a minute apart."""
     return [run(level(concurrency, value), started_at=start + 60 * i, **more) for i, value in enumerate(tok_s)]

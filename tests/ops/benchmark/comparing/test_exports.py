@@ -34,7 +34,7 @@ def test_no_cell_of_csv_becomes_a_formula() -> None:
 def test_markdown_says_verdict_interval_and_practice_and_escapes_what_others_wrote() -> None:
     text = to_markdown(made(model="<img src=x>|[a](http://x)"))
     assert "| C=8 | 277.0 tok/s | 250.0 tok/s | −9.7 % (−11.7 % to −7.7 %) | worse |" in text
-    assert "<img" not in text
+    assert "<img" not in text.replace(r"\<", "")
     assert r"\<img src=x\>\|\[a\](http://x)" in text
     assert "PRACTICE" not in text
     assert "**PRACTICE**" in to_markdown(compare([Side("A", side([1], practice=True)), Side("B", side([1], practice=True))]))

@@ -35,8 +35,8 @@ def test_three_runs_a_side_get_a_verdict_and_a_headline() -> None:
 
 def test_the_headline_is_the_geometric_mean_of_the_ratios_with_an_interval_over_pairs_of_runs() -> None:
     """Ratios 1.1 and 0.9 in each pair: √0.99, and no spread between the pairs."""
-    a = [run(level(1, 60.0), level(8, 277.0), started_at=float(i)) for i in range(3)]
-    b = [run(level(1, 66.0), level(8, 249.3), started_at=float(i)) for i in range(3)]
+    a = [run(level(1, 60.0), level(8, 277.0), started_at=float(i + 1)) for i in range(3)]
+    b = [run(level(1, 66.0), level(8, 249.3), started_at=float(i + 1)) for i in range(3)]
     headline = against(a, b)["headlines"][1]
     assert headline["ratio"] == pytest.approx(math.sqrt(0.99))
     assert headline["low"] == pytest.approx(headline["high"])
@@ -93,7 +93,7 @@ def test_a_new_class_of_error_beats_a_better_throughput() -> None:
 
 
 def test_more_than_one_percent_of_errors_on_both_sides_leaves_nothing_to_compare() -> None:
-    told = against(*([run(level(8, tok, errors=5, errors_by_kind={"http_500": 5}), started_at=float(i)) for i, tok in enumerate(side_of)]
+    told = against(*([run(level(8, tok, errors=5, errors_by_kind={"http_500": 5}), started_at=float(i + 1)) for i, tok in enumerate(side_of)]
                      for side_of in ([277, 280, 274], [250, 252, 248])))
     assert word(told) == ("not tested", "more than 1 % of the requests failed in A")
 
@@ -116,8 +116,8 @@ def test_a_decision_that_falls_to_holms_correction_counts_as_not_decided_in_the_
     """One of many levels at p just below 0.05 is what luck alone brings."""
     a, b = [], []
     for i, luck in enumerate((-0.03, 0.0, 0.03)):
-        a.append(run(*(level(c, 100 * math.exp(luck)) for c in (1, 2, 4, 8)), started_at=float(i)))
-        b.append(run(level(1, 92 * math.exp(luck)), *(level(c, 100 * math.exp(luck)) for c in (2, 4, 8)), started_at=float(i)))
+        a.append(run(*(level(c, 100 * math.exp(luck)) for c in (1, 2, 4, 8)), started_at=float(i + 1)))
+        b.append(run(level(1, 92 * math.exp(luck)), *(level(c, 100 * math.exp(luck)) for c in (2, 4, 8)), started_at=float(i + 1)))
     told = against(a, b)
     one = told["levels"][0]["verdicts"][1]["output_tok_s"]
     assert (one["word"], one["holds"]) == ("worse", False)
