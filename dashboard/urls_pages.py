@@ -20,6 +20,7 @@ from dashboard.views import (
     services,
     shelf,
     smoke,
+    sweeps,
 )
 
 urlpatterns = [
@@ -31,6 +32,7 @@ urlpatterns = [
     path("services/<str:node>/<str:name>/", services.service, name="service"),
     path("services/<str:node>/<str:name>/plan/", services.plan_start, name="plan_start"),
     path("services/<str:node>/<str:name>/run/<str:action>/", services.service_run, name="service_run"),
+    path("services/<str:node>/<str:name>/sweep/", sweeps.sweep_form, name="sweep_form"),
     path("services/<str:node>/<str:name>/environment/", environments.environment, name="environment"),
     path("services/<str:node>/<str:name>/environment/lock.txt", environments.environment_lock, name="environment_lock"),
     path("services/<str:node>/<str:name>/guards/", guards.guards_set, name="guards_set"),
@@ -56,6 +58,8 @@ urlpatterns = [
     path("benchmarks/", benchmarks.benchmarks, name="benchmarks"),
     path("benchmarks/compare/", compare.compare, name="compare"),
     path("benchmarks/compare/export/<str:fmt>/", compare.compare_export, name="compare_export"),
+    path("benchmarks/new/", sweeps.sweep_new, name="sweep_new"),
+    path("benchmarks/<uuid:id>/decide/", sweeps.run_decide, name="run_decide"),
     path("benchmarks/<uuid:id>/", benchmarks.benchmark_run, name="benchmark_run"),
     path("diagnose/", diagnose.diagnose, name="diagnose"),
     path("cleanup/", pages.cleanup, name="cleanup"),
