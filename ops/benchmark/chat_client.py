@@ -21,25 +21,28 @@ from urllib.parse import urlsplit
 from ops.benchmark.chat_stream import ChatStream, read_in_steps, settle
 from ops.benchmark.endpoint import normalise, tls_context, unreachable
 from ops.benchmark.request_record import ErrorKind, RequestRecord
-from ops.benchmark.stamped_connection import RawResponse, StampedConnection
+from ops.benchmark.socket_loop import SocketLoop
+from ops.benchmark.stamped_connection import PlainConnection, RawResponse, StampedConnection
 
 
 class ChatClient:
-    """One chat endpoint. Not for several event loops at once.
+    """One chat (or, with `endpoint_kind` "completions", completions) endpoint. Not for several event loops at once.
 
     Raises BadInput for an address that is none. `api_key` goes into the Authorization header and nowhere else.
     """
 
-    def __init__(self, base_url: str, model: str, *, api_key: str = "", connect_timeout_s: float = 10.0) -> None:
+    def __init__(self, base_url: str, model: str, *, api_key: str = "", connect_timeout_s: float = 10.0, kernel_stamps: bool = True,
+                 endpoint_kind: str = "chat") -> None:
         self.base_url = normalise(base_url)
         self.model = model
-        self.connect_timeout_s = connect_timeout_s
+        self.connect_timeout_s, self.kernel_stamps = connect_timeout_s, kernel_stamps
         parts = urlsplit(self.base_url)
         self._tls = tls_context() if parts.scheme == "https" else None
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._tls else 80)
         self._addresses: list[tuple[socket.AddressFamily, Any]] = []
-        head = [f"POST {parts.path}/v1/chat/completions HTTP/1.1", f"host: {parts.netloc}", "content-type: application/json",
+        path = "completions" if endpoint_kind == "completions" else "chat/completions"
+        head = [f"POST {parts.path}/v1/{path} HTTP/1.1", f"host: {parts.netloc}", "content-type: application/json",
                 "accept: text/event-stream", "accept-encoding: identity", "user-agent: roundhouse"]
         if api_key:
             head.append(f"authorization: Bearer {api_key}")
@@ -87,6 +90,8 @@ class ChatClient:
             try:
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 await loop.sock_connect(raw, address)
+                if isinstance(loop, SocketLoop):
+                    return PlainConnection(raw, loop.direct, kernel_stamps=self.kernel_stamps)
                 _, connection = await loop.create_connection(lambda raw=raw: StampedConnection(raw), sock=raw)  # type: ignore[misc]
                 return connection
             except OSError as error:

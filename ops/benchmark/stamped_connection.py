@@ -1,9 +1,12 @@
-"""One HTTP/1.1 connection that notes when bytes reached the process, and does nothing else with them while they flow.
+"""One HTTP/1.1 connection that notes when bytes arrived, and does nothing else with them while they flow.
 
-The hot path is `data_received`: one clock reading, two appends, one look at the last bytes. No decoding, no waking of a reader, no
-objects that the garbage collector tracks (an array of stamps and a list of bytes): the price of a chunk is a few microseconds, so one
-stream's work does not delay another stream's stamp. When the response is complete, `on_end` is called in that very callback, so the next
-request can leave at once. What the bytes say is read later, by `chat_stream`.
+The hot path is one read, one stamp, two appends, one look at the last bytes. No decoding, no waking of a reader, no objects that the
+garbage collector tracks (an array of stamps and a list of bytes): the price of a chunk is a few microseconds, so one stream's work does not
+delay another stream's stamp. When the response is complete, `on_end` is called in that very callback, so the next request can leave at once.
+What the bytes say is read later, by `chat_stream`.
+
+`StampedConnection` is a protocol on any loop's transport (TLS; loops that are not ours) and stamps when the bytes reach the process.
+`PlainConnection` owns a TCP socket in a SocketLoop and stamps when the bytes reached the kernel, where the kernel tells.
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 
+from ops.benchmark.kernel_stamps import ANCILLARY, LONGEST_NS, TIMESPEC, ask_for_stamps
 from ops.benchmark.request_record import ErrorKind
+from ops.benchmark.socket_loop import READ, WRITE, DirectSelector
 
+MAX_READ = 65_536
 MAX_HEAD = 64 * 1024
 _SIZE = re.compile(rb"[0-9a-fA-F]{1,15}")
 
@@ -53,6 +59,8 @@ class StampedConnection(asyncio.Protocol):
     __slots__ = ("_body_start", "_head", "_left", "_mode", "_on_end", "_skip", "_socket", "_sse", "_status", "_tail", "_transport", "_walked",
                  "closed", "on_lost", "pieces", "stamps", "used")
 
+    kernel_stamps = False
+
     def __init__(self, raw_socket: socket.socket | None = None) -> None:
         self._socket = raw_socket  # plain TCP: we send on it ourselves
         self._transport: asyncio.Transport | None = None
@@ -68,7 +76,7 @@ class StampedConnection(asyncio.Protocol):
 
     def send(self, request: bytes, on_end: Callable[[RawResponse], None]) -> int:
         """Sends the request and returns t_send. `on_end` gets the response, complete or failed, exactly once."""
-        if self._mode != _IDLE or self.closed or self._transport is None:
+        if self._mode != _IDLE or self.closed:
             raise RuntimeError("the connection is not free")
         self.stamps, self.pieces = array("q"), []
         self._mode, self._on_end = _HEAD, on_end
@@ -76,22 +84,25 @@ class StampedConnection(asyncio.Protocol):
         self._body_start, self._sse = 0, False
         self._status: int | None = None
         self._head: dict[str, str] = {}
-        if self._socket is None:
-            at = perf_counter_ns()
-            self._transport.write(request)
-        else:
-            # uvloop's transport keeps a write until the end of the loop's turn; with many requests in one turn t_send would be too early
-            at = perf_counter_ns()
+        self.used = True
+        at = perf_counter_ns()
+        # uvloop's transport keeps a write until the end of the loop's turn; with many requests in one turn t_send would be too early
+        sent = 0
+        if self._socket is not None:
             try:
                 sent = self._socket.send(request)
             except BlockingIOError:
-                sent = 0
+                pass
             except OSError:
-                sent = len(request)  # the transport will report the lost connection
-            if sent < len(request):
-                self._transport.write(request[sent:])
-        self.used = True
+                sent = len(request)  # the lost connection is reported where it is read
+        if sent < len(request):
+            self._write_later(request[sent:] if sent else request)
         return at
+
+    def _write_later(self, rest: bytes) -> None:
+        if self._transport is None:
+            raise RuntimeError("the connection is not made")
+        self._transport.write(rest)
 
     def fail(self, kind: str, text: str) -> None:
         """Ends the request in flight with this failure, and the connection with it."""
@@ -112,10 +123,14 @@ class StampedConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.stamps.append(perf_counter_ns())
         self.pieces.append(data)
+        if self._mode != _CHUNKED or data[-4:] == b"\r\n\r\n" or len(data) < 8:
+            self._look_at(data)
+
+    def _look_at(self, data: bytes) -> None:
+        """What just came, where it may be more than a piece of a stream's middle."""
         mode = self._mode
         if mode == _CHUNKED:
-            if data[-4:] == b"\r\n\r\n" or len(data) < 8:
-                self._look_for_the_end(data)
+            self._look_for_the_end(data)
         elif mode == _LENGTH:
             self._left -= len(data)
             if self._left <= 0:
@@ -152,9 +167,12 @@ class StampedConnection(asyncio.Protocol):
         self.stamps, self.pieces = array("q"), []
         if failure is None and (mode == _CLOSE or raw.headers.get("connection", "").lower() == "close"):
             self.closed = True
-            if self._transport is not None:
-                self._transport.close()
+            self._shut()
         on_end(raw)
+
+    def _shut(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
 
     def _read_head(self) -> None:
         blob = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
@@ -228,6 +246,108 @@ class StampedConnection(asyncio.Protocol):
                 break
             pos = line_end + 2 + size + 2
         self._tail, self._skip = (b"", pos - size_of_blob) if pos >= size_of_blob else (blob[pos:], 0)
+
+
+class PlainConnection(StampedConnection):
+    """Over a connected, non-blocking TCP socket that it owns, in the loop whose selector is given.
+
+    `kernel_stamps`: `stamps` tell when the kernel had the segment (of a read that brought several: the last). What each read waited for us is
+    appended to the selector's `delays`.
+    """
+
+    __slots__ = ("_clock", "_delays", "_number", "_recv", "_recvmsg", "_selector", "_unsent", "kernel_stamps")
+
+    def __init__(self, raw_socket: socket.socket, selector: DirectSelector, *, kernel_stamps: bool = True) -> None:
+        super().__init__(raw_socket)
+        self._selector, self._clock, self._delays = selector, selector.clock, selector.delays
+        self._recvmsg, self._recv, self._number = raw_socket.recvmsg, raw_socket.recv, raw_socket.fileno()
+        self._unsent = b""
+        self.kernel_stamps = kernel_stamps and ask_for_stamps(raw_socket)
+        selector.add(self._number, self._serve if self.kernel_stamps else self._serve_unstamped)
+
+    def _serve(self, events: int) -> bool:
+        """Readable: one read. What follows is written out for speed: a call costs as much as the rest of it."""
+        if events != READ and not self._serve_more(events):
+            return True
+        try:
+            data, ancillary, _, _ = self._recvmsg(MAX_READ, ANCILLARY)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            return self._lost(error)
+        now = perf_counter_ns()
+        if ancillary:
+            seconds, nanoseconds = TIMESPEC.unpack(ancillary[0][2])
+            stamp = seconds * 1_000_000_000 + nanoseconds - self._clock.offset
+            if not 0 <= now - stamp < LONGEST_NS:
+                stamp = self._clock.corrected(seconds * 1_000_000_000 + nanoseconds, now)
+            self._delays.append(now - stamp)
+            self.stamps.append(stamp)
+        elif data:
+            self.stamps.append(now)
+        else:
+            return self._lost(None)
+        self.pieces.append(data)
+        if self._mode != _CHUNKED or data[-4:] == b"\r\n\r\n" or len(data) < 8:
+            self._look_at(data)
+            return True
+        return False
+
+    def _serve_unstamped(self, events: int) -> bool:
+        """As `_serve`, with our own stamps."""
+        if events != READ and not self._serve_more(events):
+            return True
+        try:
+            data = self._recv(MAX_READ)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            return self._lost(error)
+        if not data:
+            return self._lost(None)
+        self.stamps.append(perf_counter_ns())
+        self.pieces.append(data)
+        if self._mode != _CHUNKED or data[-4:] == b"\r\n\r\n" or len(data) < 8:
+            self._look_at(data)
+            return True
+        return False
+
+    def _serve_more(self, events: int) -> bool:
+        """Sends the rest of a request if the socket takes it; whether there is something to read as well (a hang-up is read too)."""
+        if events & WRITE and self._unsent:
+            try:
+                self._unsent = self._unsent[self._raw.send(self._unsent):]
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._unsent = b""  # reported by the read
+            if not self._unsent:
+                self._selector.watch_writing(self._number, False)
+        return bool(events & ~WRITE)
+
+    def _write_later(self, rest: bytes) -> None:
+        self._unsent = rest
+        self._selector.watch_writing(self._number, True)
+
+    @property
+    def _raw(self) -> socket.socket:
+        assert self._socket is not None
+        return self._socket
+
+    def _lost(self, error: OSError | None) -> bool:
+        self._shut()
+        self.connection_lost(error)
+        return True
+
+    def _shut(self) -> None:
+        if self._raw.fileno() >= 0:
+            self._selector.remove(self._number)
+            self._raw.close()
+
+    def close(self) -> None:
+        self.closed = True
+        self.on_lost = None
+        self._shut()
 
 
 def chunk_size(line: bytes) -> int:
