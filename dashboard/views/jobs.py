@@ -14,7 +14,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
-from dashboard import adoption_story, charts, diffs, dispatch, environment_story, job_story, permissions, service_story
+from dashboard import adoption_story, charts, diffs, dispatch, environment_story, job_story, permissions, regression_story, service_story
 from dashboard.diagnoses import diagnosis_card
 from dashboard.forms import AbandonForm
 from dashboard.models import BenchmarkRun, Job, JobEvent, JobLock, JobStep, Service
@@ -195,6 +195,10 @@ def panels(found: Job, step: JobStep | None, known: Any, run: BenchmarkRun | Non
         shown["smoke"] = result.get("smoke") or [e.data for e in job_story.events(found, EventType.SMOKE_RESULT)]
     if step.name == "sweep" and run is not None:
         shown["sweep"] = sweep_panel(found, run)
+    if step.name in ("sweep", "report"):
+        shown["regression"] = regression_story.panel(found, run)
+    if found.type == "noise-floor":
+        shown["noise_floor"] = regression_story.noise_panel(found)
     if step.name == "purge":
         shown["purge"] = result.get("purge")
     if step.name == "integrity":
@@ -228,7 +232,8 @@ def panels(found: Job, step: JobStep | None, known: Any, run: BenchmarkRun | Non
         timeline = job_story.timeline(found)
         shown["timeline"] = timeline if found.rollback != "none" or len(timeline) > 2 else []
     shown["dedicated"] = any(shown.get(key) for key in ("warmup", "smoke", "sweep", "purge", "integrity", "findings", "diagnosis", "error",
-                                                        "timeline", "shelved", "guards", "recipe", "adoption", "leftovers", "settings", "read"))
+                                                        "timeline", "shelved", "guards", "recipe", "adoption", "leftovers", "settings", "read",
+                                                        "regression", "noise_floor"))
     shown["shows_progress"] = step.name not in ("warmup", "sweep")  # those have bars of their own
     shown["log"] = log_tail(found, step)
     shown["shows_log"] = not shown["dedicated"] or not found.is_final or shown["log"]["any"]

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from django.contrib.auth.models import User
+from django.db.models import Max
 from django.utils import timezone
 
 from dashboard import practice_reference, recorder, run_summaries
@@ -221,7 +222,7 @@ class Story:
 
     def job(self, type: str, *, ago_s: float = 0.0, params: dict[str, Any] | None = None, claimed: bool = True,
             steps: Any = (), state: str | None = None, of: Node | None = None) -> Job:
-        self.number += 1
+        self.number = max(self.number, Job.objects.aggregate(last=Max("number"))["last"] or 0) + 1
         job = Job.objects.create(number=self.number, type=type, node=of or self.the_node, service=None if of else self.the_service,
                                  params=params or {}, by=self.user, practice=of is None,
                                  envelope={"snapshot": {"channel": CHANNEL}})
@@ -483,6 +484,7 @@ class Story:
         """A job whose sweeps ended well, every number told: `repeats` runs of one group, each one's luck a percent; `rates`: an open loop."""
         job = self.job("sweep", ago_s=ago_s, params={"preset": "story", "repeats": repeats}, steps=(("sweep", "Sweep", False),))
         self.step(job, "sweep", end=False, index=0)
+        first = BenchmarkRun.objects.filter(group=group).count() if group else 0
         group = group or (str(uuid.uuid4()) if repeats > 1 else None)
         chosen = values or ((0.5, 1.0, 2.0, 2.5) if rates else tuple(LEVELS))
         load, made = "open" if rates else "closed", []
@@ -495,7 +497,7 @@ class Story:
             self.say(job, EventType.SWEEP_STARTED, run_id=run_id, preset=wanted["preset"], load=load, concurrencies=wanted["concurrencies"],
                      rates=wanted["rates"], requests=wanted["requests"], max_tokens=wanted["max_tokens"], model=model, endpoint=wanted["base_url"],
                      practice=True, short=False, started_at=self.at, settings=wanted, fingerprint=self.fingerprint(release), group=group,
-                     group_index=index, repeats=repeats)
+                     group_index=first + index, repeats=repeats)
             levels = []
             for value in chosen:
                 tok_s, mean_s, _, _, ttft_ms = LEVELS[min(LEVELS, key=lambda known: abs(known - (value * 20 if rates else value)))]

@@ -1,0 +1,134 @@
+"""A sweep against its service's baseline, as its job's page shows it: what one run can say, the button that measures more, and then the verdicts."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+from django.urls import reverse
+
+from dashboard import baselines, noise_floors
+from dashboard.models import BenchmarkRun, Job, NoiseFloor
+from ops.benchmark.comparing import readings
+from ops.benchmark.comparing.sides import Side, compare
+from ops.benchmark.comparing.verdicts import METRICS, MIN_RUNS, NOT_TESTED, VERDICTS, WITHIN, percent
+from ops.jobs.errors import BadInput
+
+SHOWN = ("output_tok_s", "tpot_p50_ms", "ttft_p50_ms", "e2e_p99_s")
+LEVELS_MOST, WORDS_MOST, RUNS_MOST = 32, 64, 24
+MARKS = {"better": ("up", "better"), "worse": ("fall", "worse"), "same": ("same", ""), "not decided": ("ask", ""), NOT_TESTED: ("skip", "")}
+
+
+def panel(job: Job, run: BenchmarkRun | None) -> dict[str, Any] | None:
+    """What the job's sweep was found to be against the baseline; None where it was held against none.
+
+    `rows`: a level each, with a cell for each of SHOWN. `have`, `base_have`: runs a side; `more`: how many more this side needs; `why_not`: why they
+    cannot be measured now, or "". `verdicts`: the words of the headline, once both sides have three runs.
+    """
+    told = readings.mapping((job.result or {}).get("regression"))
+    if not told:
+        return None
+    named = readings.mapping(told.get("baseline"))
+    base = _runs(named.get("run_ids"))
+    mine = baselines.side_of(run) if run is not None else []
+    made: dict[str, Any] = {
+        "label": readings.text(named.get("label")) or (baselines.label(base[0]) if base else ""), "release": readings.text(named.get("release")),
+        "base": base, "run": run, "have": len(mine), "base_have": len(base), "more": max(0, MIN_RUNS - len(mine)), "need": MIN_RUNS,
+        "titles": [METRICS[name].title for name in SHOWN], "words": readings.words(told.get("words"))[:WORDS_MOST],
+        "compare": f"{reverse('compare')}?{urlencode([('side', _ids(base)), ('side', _ids(mine))])}" if base and mine else "",
+        "verdicts": None, "outside": 0}
+    if min(len(mine), len(base)) >= MIN_RUNS and run is not None and run.state == "done":
+        made |= _decided(base, mine, run, made["label"])
+    if made["verdicts"] is None:
+        made |= {"rows": [_row(level) for level in _levels(told)]}
+        made["outside"] = sum(1 for row in made["rows"] for cell in row["cells"] if cell["outside"])
+    made["why_not"] = _why_not(run, len(base))
+    return made
+
+
+def _why_not(run: BenchmarkRun | None, base: int) -> str:
+    """Why more runs cannot be measured from here, or would decide nothing."""
+    if run is None or run.state != "done":
+        return "This sweep did not run to its end."
+    if base < MIN_RUNS:
+        return (f"The baseline has {base} {'run' if base == 1 else 'runs'}, and a verdict needs {MIN_RUNS} a side: measure its release "
+                f"{MIN_RUNS} times, and pin one of those runs.")
+    now = (run.service.status or {}).get("release") if run.service else None
+    if run.service is None:
+        return "Its service is not known any more."
+    return "The service runs another release now." if now and run.release and now != run.release else ""
+
+
+def _levels(told: Any) -> list[Any]:
+    found = told.get("levels")
+    return [level for level in found if isinstance(level, dict)][:LEVELS_MOST] if isinstance(found, list) else []
+
+
+def _row(level: dict[str, Any]) -> dict[str, Any]:
+    """One level as the node has said it: a single run is only said to be within the noise floor, or outside it."""
+    known = {one.get("metric"): one for one in level.get("metrics") or [] if isinstance(one, dict)}
+    cells = []
+    for name in SHOWN:
+        one = readings.mapping(known.get(name))
+        ratio, word = readings.positive(one.get("ratio")), readings.text(one.get("word"))
+        floor = readings.finite(one.get("floor"))
+        cells.append({"percent": percent(ratio) if ratio is not None else None, "outside": ratio is not None and word != WITHIN, "word": word,
+                      "floor": floor, "measured": one.get("floor_from") == "measured", "mark": None})
+    return {"label": readings.text(level.get("label")) or readings.place_words(*readings.place(level)), "why": readings.text(level.get("why"), 400),
+            "errors": readings.text(level.get("errors")), "cells": cells, "comparable": level.get("comparable") is not False}
+
+
+def _decided(base: list[BenchmarkRun], mine: list[BenchmarkRun], run: BenchmarkRun, label: str) -> dict[str, Any]:
+    """The verdicts of both sides as they are stored; `verdicts` None where they cannot be held against each other."""
+    try:
+        found = compare([Side(label or "baseline", [baselines.document(one) for one in base]),
+                         Side("now", [baselines.document(one) for one in mine])],
+                        floors=noise_floors.floors(run.service, run.sweep_key)).as_dict()
+    except BadInput as error:
+        return {"verdicts": None, "words": [error.what]}
+    rows = []
+    for level in found["levels"]:
+        verdicts = level["verdicts"][1]
+        if not verdicts:
+            continue
+        cells = []
+        for name in SHOWN:
+            one = verdicts[name]
+            word = one["word"]
+            low, high = one["low"], one["high"]
+            cells.append({"percent": percent(one["ratio"]) if one["ratio"] is not None else None, "outside": False, "word": word,
+                          "range": f"{percent(low)} to {percent(high)}" if low is not None and high is not None else "", "mark": MARKS.get(word),
+                          "note": one["note"], "tested": word in VERDICTS})
+        failed = level["errors"][1]
+        rows.append({"label": level["label"], "why": (level["sides"][1] or {}).get("withheld", ""), "cells": cells, "comparable": True,
+                     "errors": failed["note"] if failed and failed["word"] in ("worse", "better") else ""})
+    headline = found["headlines"][1]
+    return {"verdicts": headline["words"], "rows": rows, "notes": found["notes"][:6], "ratio": headline["ratio"], "tested": headline["tested"]}
+
+
+def noise_panel(job: Job) -> dict[str, Any] | None:
+    """The floors that a job has measured, a level each; None where it measured none. Rows that a later job took the place of are told by that one."""
+    if not readings.mapping((job.result or {}).get("noise_floor")):
+        return None
+    rows: dict[tuple[str, float], dict[str, float]] = {}
+    for floor in NoiseFloor.objects.filter(job=job).order_by("load", "value"):
+        rows.setdefault((floor.load, floor.value), {})[floor.metric] = floor.half_width
+    return {"rows": [{"label": readings.place_words(*place), "cells": [found.get(name) for name in METRICS]} for place, found in rows.items()],
+            "titles": [metric.title for metric in METRICS.values()], "defaults": [metric.floor for metric in METRICS.values()],
+            "runs": len(readings.words(job.result["noise_floor"].get("run_ids")))}
+
+
+def _runs(ids: Any) -> list[BenchmarkRun]:
+    """The baseline's runs that are still here, in the order in which they were measured."""
+    wanted = []
+    for text in readings.words(ids)[:RUNS_MOST]:
+        try:
+            wanted.append(UUID(text))
+        except ValueError:
+            continue  # a node's word: what is no id names no run
+    return list(BenchmarkRun.objects.filter(pk__in=wanted).select_related("service").order_by("started_at", "group_index"))
+
+
+def _ids(runs: list[BenchmarkRun]) -> str:
+    return ",".join(str(run.pk) for run in runs)

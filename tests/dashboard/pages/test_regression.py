@@ -1,0 +1,112 @@
+"""A sweep against the baseline on its job's page: one run says little, three a side decide, and a button measures them."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from dashboard import baselines, regression_story
+from dashboard.models import BenchmarkRun, Job
+from ops.benchmark.comparing import regression
+from ops.jobs.events import EventType
+from tests.dashboard.pages import factory
+from tests.dashboard.pages.reading import text
+
+
+def watched(story: factory.Story, run: BenchmarkRun, base: list[BenchmarkRun]) -> Job:
+    """The run's job, as if its node had held it against the baseline before it ended."""
+    assert run.job is not None
+    told = regression.watch(baselines.document(run), [baselines.document(one) for one in base], label="before")
+    job = run.job
+    job.result["regression"] = told
+    job.save(update_fields=["result"])
+    return job
+
+
+@pytest.fixture
+def base(story: factory.Story, admin: User) -> list[BenchmarkRun]:
+    story.service(release=factory.NEW)
+    runs = story.measured(ago_s=5 * 86400, repeats=3, release=factory.OLD)
+    baselines.pin(runs[0], admin)
+    return runs
+
+
+def page(client: Client, job: Job) -> str:
+    return text(client.get(f"/jobs/{job.number}/", {"step": "sweep"}))
+
+
+def test_one_slower_sweep_is_outside_the_floor_and_nothing_more_is_said(visitor: Client, story: factory.Story, base: list[BenchmarkRun]) -> None:
+    run, = story.measured(scale=0.85)
+    seen = page(visitor, watched(story, run, base))
+    assert "Against the baseline" in seen
+    assert "outside the noise floor, not tested" in seen
+    assert "Decide: run 2 more" in seen
+    assert not any(f" {word} " in seen for word in ("worse", "better", "not decided"))
+
+
+def test_one_equal_sweep_is_within_the_floor(visitor: Client, story: factory.Story, base: list[BenchmarkRun]) -> None:
+    run, = story.measured(scale=1.02)
+    seen = page(visitor, watched(story, run, base))
+    assert "Within the noise floor" in seen
+    assert "outside" not in seen
+
+
+def test_the_button_measures_more_and_three_a_side_decide(visitor: Client, story: factory.Story, base: list[BenchmarkRun]) -> None:
+    run, = story.measured(scale=0.85)
+    watched(story, run, base)
+    key = uuid.uuid4().hex
+    answers = [visitor.post(f"/benchmarks/{run.pk}/decide/", {"more": "2", "idempotency_key": key}) for _ in range(2)]
+    assert answers[0].url == answers[1].url  # type: ignore[attr-defined]
+    asked = Job.objects.filter(type="sweep").order_by("-number").first()
+    assert asked is not None
+    assert asked.params["sweep_settings"]["repeats"] == 2
+    later = story.measured(scale=0.85, repeats=2, group=asked.params["group"])
+    seen = page(visitor, watched(story, later[-1], base))
+    assert "Decide:" not in seen
+    assert "worse" in seen
+    assert "Not interleaved" in seen
+
+
+def test_a_baseline_of_one_run_says_what_is_missing(visitor: Client, story: factory.Story, base: list[BenchmarkRun]) -> None:
+    run, = story.measured(scale=0.85)
+    seen = page(visitor, watched(story, run, base[:1]))
+    assert "The baseline has 1 run, and a verdict needs 3 a side" in seen
+    assert "Decide:" not in seen
+
+
+def test_a_release_that_is_not_the_one_measured_is_not_repeated(visitor: Client, story: factory.Story, base: list[BenchmarkRun]) -> None:
+    run, = story.measured(scale=0.85)
+    job = watched(story, run, base)
+    story.service(release=factory.OLD)
+    assert "runs another release now" in page(visitor, job)
+    assert "another release" in visitor.post(f"/benchmarks/{run.pk}/decide/", {"more": "2"}).content.decode()
+
+
+def test_what_a_hostile_node_says_is_shown_as_text_or_not_at_all(visitor: Client, story: factory.Story, base: list[BenchmarkRun]) -> None:
+    run, = story.measured()
+    assert run.job is not None
+    for told in ({"baseline": ["x"], "levels": "none", "words": [1, {}]},
+                 {"levels": [{"label": 5, "metrics": "m"}, 3], "baseline": {"run_ids": ["no id"]}},
+                 {"levels": [{"label": "<script>x</script>", "value": 8, "metrics": [{"metric": "output_tok_s", "ratio": "big", "floor": []}, 1]}],
+                  "words": ["<b>bold</b>"]}):
+        run.job.result["regression"] = told
+        run.job.save(update_fields=["result"])
+        body = visitor.get(f"/jobs/{run.job.number}/", {"step": "sweep"}).content.decode()
+        assert "<script>x" not in body
+        assert "<b>bold" not in body
+
+
+def test_a_measured_floor_is_shown_by_its_job(visitor: Client, story: factory.Story) -> None:
+    job = story.job("noise-floor", ago_s=60, steps=(("sweep", "Noise floor", False),))
+    story.step(job, "sweep", end=False, index=0)
+    story.say(job, EventType.NOISE_FLOOR, service="kimi-k25", sweep_key="k" * 64, stack="", run_ids=["a", "b", "c"], floors=[
+        {"load": "closed", "value": 8, "metric": "output_tok_s", "half_width": 0.0213, "runs": 3}])
+    story.finish_step(job, "sweep")
+    story.end(job)
+    shown = regression_story.noise_panel(job)
+    assert shown is not None
+    assert shown["rows"][0]["cells"][0] == 0.0213
+    assert "2.1 %" in page(visitor, job)
