@@ -7,11 +7,14 @@ sockets in between. Times: a chunk's time is the stamp of the segment that broug
 from __future__ import annotations
 
 import json
+import math
 import re
+import time
 from array import array
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from ops.benchmark.request_record import CONTENT, REASONING, TOOL, ErrorKind, RequestRecord
@@ -190,22 +193,29 @@ def _read_event(stream: ChatStream, stamp: int, data: bytes, per_chunk: list[int
     if isinstance(choice.get("finish_reason"), str):
         stream.finish_reason = choice["finish_reason"]
     delta = choice.get("delta")
+    if delta is None and isinstance(choice.get("text"), str):
+        delta = {"content": choice["text"]}  # a completions endpoint
     if not isinstance(delta, dict):
         return
     kind = _read_delta(stream, delta, keep_text)
     if kind:
         stream.times.append(stamp)
         stream.kinds.append(kind)
-        if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
+        if isinstance(usage, dict) and _count(usage.get("completion_tokens")):
             per_chunk.append(usage["completion_tokens"])
+
+
+def _count(value: Any) -> bool:
+    """A number of tokens that can be one."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
 def _read_usage(stream: ChatStream, usage: dict[str, Any]) -> None:
     for name, key in (("output_tokens", "completion_tokens"), ("prompt_tokens", "prompt_tokens")):
-        if isinstance(usage.get(key), int):
+        if _count(usage.get(key)):
             setattr(stream, name, usage[key])
     details = usage.get("completion_tokens_details")
-    if isinstance(details, dict) and isinstance(details.get("reasoning_tokens"), int):
+    if isinstance(details, dict) and _count(details.get("reasoning_tokens")):
         stream.reasoning_tokens = details["reasoning_tokens"]
 
 
@@ -252,6 +262,19 @@ def error_text(document: Any) -> str:
     return ""
 
 
+def retry_after(text: str) -> float | None:
+    """Seconds that a Retry-After header asks for: a number, or a date (HTTP's form). None if it says neither."""
+    try:
+        return max(0.0, float(text)) if math.isfinite(float(text)) else None
+    except ValueError:
+        pass
+    try:
+        at = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return max(0.0, at.timestamp() - time.time())
+
+
 def settle(record: RequestRecord, raw: RawResponse) -> Generator[None, None, ChatStream | None]:
     """Fills the record from the response, in steps: times, tokens, and the error, if it is one. None where there was no stream."""
     record.status = raw.status
@@ -264,7 +287,10 @@ def settle(record: RequestRecord, raw: RawResponse) -> Generator[None, None, Cha
         except (ValueError, RecursionError):
             said = ""
         where = raw.headers.get("location", "")
-        record.fail(ErrorKind.HTTP, f"HTTP {raw.status}: {said or (f'redirect to {where}' if where else '') or text[:200] or 'no text'}")
+        if raw.status == 429:
+            record.retry_after_s = retry_after(raw.headers.get("retry-after", ""))
+        kind = ErrorKind.RATE_LIMITED if raw.status == 429 else ErrorKind.HTTP
+        record.fail(kind, f"HTTP {raw.status}: {said or (f'redirect to {where}' if where else '') or text[:200] or 'no text'}")
         return None
     if raw.status is not None and raw.content_type != "text/event-stream":
         text = body(raw).decode("utf-8", "replace")

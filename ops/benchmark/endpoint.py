@@ -48,8 +48,9 @@ def normalise(url: str) -> str:
         raise BadInput(f"`{url[:200]}` has a query or fragment", hint="Write it as http://127.0.0.1:8000")
     path = parts.path.rstrip("/")
     if path.endswith("/v1/completions"):
-        raise BadInput(f"`{url[:200]}` is the completions endpoint; Roundhouse measures chat completions",
-                       why="Completions bypass the chat template and hide a reasoning model's thinking", hint=f"Use {text[: text.index('/v1/')]}")
+        raise BadInput(f"`{url[:200]}` is the completions endpoint; Roundhouse measures chat completions unless told otherwise",
+                       why="Completions bypass the chat template and hide a reasoning model's thinking",
+                       hint=f"Use {text[: text.index('/v1/')]}; with --completions if completions are what you want to measure")
     for ending in ("/v1/chat/completions", "/v1/models", "/v1"):
         if path.endswith(ending):
             path = path[: -len(ending)]

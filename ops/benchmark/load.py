@@ -28,17 +28,19 @@ from ops.benchmark.chat_stream import settle
 from ops.benchmark.live_view import Beside, Flight, LiveSecond, LiveView, StreamWatch
 from ops.benchmark.metrics import MS, ClientCost, S, percentile
 from ops.benchmark.presets import LevelPlan, SweepSettings
-from ops.benchmark.prompts import synthetic
+from ops.benchmark.prompts import Prompts, SyntheticPrompts, as_text
 from ops.benchmark.request_record import ErrorKind, RequestRecord
 from ops.benchmark.stamped_connection import RawResponse, StampedConnection
 from ops.jobs.errors import BadInput, OpsError
 
 POLL_S = 0.1  # cancel, time limits
 STOP_NEEDS = 5  # requests that ended before an error rate means anything
+RETRY_AFTER_MOST_S = 120.0  # waited for in one level's warm-up
 FILES_BESIDE = 64  # descriptors that we need for other things
 MAX_IN_FLIGHT = 2048  # of an open loop without a cap of its own: descriptors end somewhere
 SPARE_CONNECTIONS = 8  # opened before an open loop's level, above what it should need
 TIMER_NS = 1_500_000  # uvloop's timers have a resolution of 1 ms
+MADE_AHEAD = 128 * 1024 * 1024  # bytes of requests that wait to be sent: 20,000 long prompts would take gigabytes
 MAX_RESPONSE = 64 * 1024 * 1024  # bytes; 32,768 chunks of 500 bytes are 16 MB
 
 
@@ -120,14 +122,16 @@ def allow_files(concurrency: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def body(settings: SweepSettings, level: str, index: int) -> dict[str, Any]:
+def body(settings: SweepSettings, prompts: Prompts, level: str, index: int) -> dict[str, Any]:
     """One request's JSON. `level` (LevelPlan.key) and `index` make its prompt unique; warm-up requests have negative indexes."""
     fixed = {"min_tokens": settings.max_tokens, "ignore_eos": True} if settings.output_mode == "fixed" else {}
-    return {
-        "model": settings.model, "messages": [{"role": "user", "content": synthetic(settings.seed, level, index, settings.prompt_words)}],
-        "stream": True, "stream_options": {"include_usage": True}, "max_tokens": settings.max_tokens, "temperature": settings.temperature,
-        **fixed, **settings.extra_body,
-    }
+    messages = prompts.messages(level, index)
+    asked: dict[str, Any] = {"prompt": as_text(messages)} if settings.endpoint_kind == "completions" else {"messages": messages}
+    if settings.reasoning:  # templates differ in the switch's name
+        on = settings.reasoning == "on"
+        asked["chat_template_kwargs"] = {"enable_thinking": on, "thinking": on}
+    return {"model": settings.model, **asked, "stream": True, "stream_options": {"include_usage": True}, "max_tokens": settings.max_tokens,
+            "temperature": settings.temperature, **fixed, **settings.extra_body}
 
 
 def arrivals(seed: int, rate: float, count: int) -> list[int]:
@@ -147,7 +151,8 @@ class Level:
     each takes a free connection, or waits where `settings.max_in_flight` says so (its wait is its queue delay).
     """
 
-    def __init__(self, client: ChatClient, settings: SweepSettings, plan: LevelPlan, *, seed_key: str = "", first_index: int = 0,
+    def __init__(self, client: ChatClient, settings: SweepSettings, plan: LevelPlan, *, prompts: Prompts | None = None, seed_key: str = "",
+                 first_index: int = 0,
                  step: int = 1, typical_ns: float | None = None, live: Callable[[LiveSecond], None] | None = None,
                  cancel: Callable[[], bool] = lambda: False,
                  beside: Beside | None = None, time_limit_s: float | None = None) -> None:
@@ -157,7 +162,10 @@ class Level:
         self._limit_ns, self._drain_ns = int(limit * S), int(settings.drain_seconds * S)
         self._timeout_ns = int(settings.request_timeout_s * S)
         self._typical_ns = typical_ns
-        self._bytes = [client.request_bytes(body(settings, seed_key or plan.key, first_index + step * i)) for i in range(self.requests)]
+        source = prompts or SyntheticPrompts(settings.seed, settings.prompt_words)
+        self._make = lambda i: client.request_bytes(body(settings, source, seed_key or plan.key, first_index + step * i))
+        self._made: dict[int, bytes] = {}  # requests not yet sent
+        self._next_to_make = self._made_bytes = 0
         self._arrivals = deque(arrivals(settings.seed, plan.value, self.requests)) if plan.load == "open" else deque()
         self._cap = (settings.max_in_flight or MAX_IN_FLIGHT) if plan.load == "open" else int(plan.value)
         self._records: list[RequestRecord] = []
@@ -174,6 +182,8 @@ class Level:
         self._connects = self._retries = 0
         self._good = self._bad = 0  # read so far
         self._tasks: set[asyncio.Task[None]] = set()
+        while self._room_to_make():
+            self._make_one()
 
     async def run(self) -> LevelOutcome:
         """Runs to the end, the time limit, too many errors, or cancel. Raises OpsError if the connections cannot be opened."""
@@ -259,8 +269,26 @@ class Level:
 
     def _put_on(self, slot: _Slot, record: RequestRecord) -> None:
         record.slot = slot.index
-        slot.record, slot.request, slot.watch = record, self._bytes[record.index], StreamWatch()
+        slot.record, slot.request, slot.watch = record, self._take(record.index), StreamWatch()
         self._send(slot, record)
+
+    def _take(self, index: int) -> bytes:
+        """A request's bytes; made on the spot only where requests went out faster than they could be made."""
+        made = self._made.pop(index, None)
+        if made is None:
+            return self._make(index)
+        self._made_bytes -= len(made)
+        return made
+
+    def _room_to_make(self) -> bool:
+        return self._next_to_make < self.requests and self._made_bytes < MADE_AHEAD
+
+    def _make_one(self) -> None:
+        index = self._next_to_make = max(self._next_to_make, len(self._records))
+        if index < self.requests:
+            self._made[index] = self._make(index)
+            self._made_bytes += len(self._made[index])
+            self._next_to_make += 1
 
     def _fits(self, now: int) -> bool:
         """Whether a request sent now should end within the level's time, as far as requests so far tell. The first of a slot always goes."""
@@ -479,6 +507,9 @@ class Level:
                     await asyncio.sleep(0)
                 self._note(record, raw)
                 await asyncio.sleep(0)
+            while self._room_to_make() and not self._over.is_set() and not self._unread:
+                self._make_one()
+                await asyncio.sleep(0)
             if self._over.is_set():
                 return
             self._work.clear()
@@ -505,16 +536,32 @@ class WarmUp:
     records: list[RequestRecord] = field(default_factory=list)
 
 
-async def warm_up(client: ChatClient, settings: SweepSettings, plan: LevelPlan, *, cancel: Callable[[], bool]) -> WarmUp:
-    """Sends the level's warm-up requests, with prompts of their own; they are thrown away. Raises OpsError if every one failed."""
+async def warm_up(client: ChatClient, settings: SweepSettings, plan: LevelPlan, *, cancel: Callable[[], bool],
+                  prompts: Prompts | None = None) -> WarmUp:
+    """Sends the level's warm-up requests, with prompts of their own; they are thrown away. Raises OpsError if every one failed.
+
+    A server that answers 429 with Retry-After gets that time, at most `RETRY_AFTER_MOST_S` in all, and is asked again; in the level itself it is
+    an error like others: a pause there would hide what the server does under this load.
+    """
     count = settings.warmup_requests(plan)
     if not count:
         return WarmUp(None, 0)
     slots = min(plan.concurrency or settings.warmup_slots, settings.warmup_slots)
-    level = Level(client, settings, LevelPlan("closed", slots, count), seed_key=plan.key, first_index=-1, step=-1, cancel=cancel)
-    outcome = await level.run()
-    good = [record for record in outcome.records if record.ok]
-    failed = [record for record in outcome.records if record.error_kind]
+    patience, first = RETRY_AFTER_MOST_S, -1
+    while True:
+        level = Level(client, settings, LevelPlan("closed", slots, count), prompts=prompts, seed_key=plan.key, first_index=first, step=-1,
+                      cancel=cancel)
+        outcome = await level.run()
+        good = [record for record in outcome.records if record.ok]
+        failed = [record for record in outcome.records if record.error_kind]
+        wait = max((record.retry_after_s for record in failed if record.retry_after_s is not None), default=None)
+        if good or not failed or wait is None or wait > patience or cancel():
+            break
+        patience -= max(wait, 1.0)
+        first -= count
+        until = perf_counter_ns() + int(wait * S)
+        while perf_counter_ns() < until and not cancel():
+            await asyncio.sleep(min(POLL_S, max(0.0, (until - perf_counter_ns()) / S)))
     if failed and not good:
         raise every_request_failed(settings, failed, f"in the warm-up of {plan.name}")
     return WarmUp(sum(r.times[-1] - r.t_send for r in good) / len(good) if good else None, len(outcome.records), outcome.records)
@@ -526,6 +573,9 @@ def every_request_failed(settings: SweepSettings, failed: list[RequestRecord], w
     hint = ""
     if first.error_kind == ErrorKind.HTTP and first.status in (400, 422) and settings.output_mode == "fixed":
         hint = "If the server does not know `ignore_eos` and `min_tokens`, measure with natural output length (--natural)"
+    elif first.error_kind == ErrorKind.RATE_LIMITED:
+        said = f"in {first.retry_after_s:.0f} s" if first.retry_after_s is not None else "later"
+        hint = f"The server limits how often it may be asked: try again {said}, or measure it where that limit does not stand in between"
     elif first.error_kind == ErrorKind.NOT_A_STREAM:
         hint = "Does something between here and the server turn streams into plain answers?"
     elif first.error_kind in (ErrorKind.STREAM_ERROR, ErrorKind.CUT):

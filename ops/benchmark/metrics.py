@@ -9,8 +9,9 @@ to the moment the first slot stays empty. Only requests that ended well enter; u
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -25,6 +26,10 @@ ERROR_RATE_LIMIT = 0.01
 REASONING_ONLY_LIMIT = 0.10
 CLIENT_LAG_LIMIT = 0.05
 BUNCHED_LIMIT = 0.5
+BUNCHED_NS = 50_000  # two chunks that are nearer than that did not leave an engine one after the other
+WHOLE_ANSWER_CHUNKS = 4
+OFFERED_LIMIT = 0.9
+GAPS_EXACT = 2_000_000
 CLIENT_CPU_LIMIT = 0.80
 
 
@@ -74,6 +79,10 @@ class ClientCost:
     cpu_share: float | None = None
     connects_in_level: int = 0
     retries: int = 0
+    stamps: str = "own"  # "kernel" where chunks were stamped when the kernel received them
+    kernel_delay_p50_us: float | None = None  # user space less kernel receive time
+    kernel_delay_p99_us: float | None = None
+    kernel_delay_max_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,8 @@ class LevelMetrics:
     """All numbers of one level. Times here are in ns; `as_dict` gives them in ms or s, with the unit in the name.
 
     Throughputs are tokens (or requests) per second; `steady` ones are None where the window is empty. `marks`: words that say what the
-    numbers are not good for (`short`, `client-bound`, `errors`, `counted by chunks`, `reasoning only`, `length not obeyed`, `cut`, `bunched`).
+    numbers are not good for (`short`, `client-bound`, `errors`, `counted by chunks`, `reasoning only`, `length not obeyed`, `cut`, `bunched`,
+    `overloaded`: fewer than 90 % of an open loop's requests came back at the rate at which they went out).
     """
 
     load: str  # "closed" or "open"
@@ -113,8 +123,14 @@ class LevelMetrics:
     queue: Spread
     queue_max_ns: int | None
     length_before_content: int
-    bunched_share: float | None  # of all gaps: those of zero, chunks that came in one read
+    bunched_share: float | None  # of all gaps: those of (nearly) zero, chunks that came together
+    whole_answers_share: float | None  # of requests with several chunks: those whose chunks all came together
     client: ClientCost
+    from_schedule: Spread = field(default_factory=lambda: Spread.of(()))  # E2E + queue delay
+    slos: dict[str, float] = field(default_factory=dict)
+    goodput_s: float | None = None  # requests/s that met every SLO
+    goodput_left_out: int | None = None  # requests that lack the measurement of one
+    offered_s: float | None = None  # requests/s that arrived, of an open loop
     power_mean_w: float | None = None
     scaling_x: float | None = None
     marks: list[str] = field(default_factory=list)
@@ -128,6 +144,13 @@ class LevelMetrics:
     def output_tok_s(self) -> float | None:
         """The headline: steady where there is a steady window, else whole run."""
         return self.steady_output_tok_s if self.steady_output_tok_s is not None else self.whole_output_tok_s
+
+    @property
+    def achieved_s(self) -> float | None:
+        """Requests a second that an open loop got answered, in the headline's window."""
+        if self.load != "open":
+            return None
+        return self.steady_requests_s if self.steady_requests_s is not None else self.whole_requests_s
 
     @property
     def error_rate(self) -> float | None:
@@ -152,20 +175,29 @@ class LevelMetrics:
             "gpu_count": self.gpu_count,
             "output_tokens": self.output_tokens, "reasoning_tokens": reasoning,
             "content_tokens": self.output_tokens - reasoning if self.output_tokens is not None and reasoning is not None else None,
-            "prompt_tokens": self.prompt_tokens, "chunks": self.chunks, "counted_by": self.counted_by,
+            "prompt_tokens": self.prompt_tokens,
+            "prompt_tokens_mean": self.prompt_tokens / self.finished if self.prompt_tokens is not None and self.finished else None,
+            "chunks": self.chunks, "counted_by": self.counted_by,
             "tokens_per_chunk": self.output_tokens / self.chunks if self.output_tokens is not None and self.chunks else None,
             **self.ttft.named("ttft", "ms", MS), **self.ttfc.named("ttfc", "ms", MS), **self.e2e.named("e2e", "s", S),
             **self.icl.named("icl", "ms", MS), **self.tpot.named("tpot", "ms", MS), **self.queue.named("queue", "ms", MS),
+            **self.from_schedule.named("e2e_from_schedule", "s", S),
             "queue_max_ms": None if self.queue_max_ns is None else self.queue_max_ns / MS,
             "interactivity_tok_s_user": S / self.tpot.p50 if self.tpot.p50 else None,
             "spread_p99_p50": self.e2e.p99 / self.e2e.p50 if self.e2e.p99 is not None and self.e2e.p50 else None,
             "scaling_x": self.scaling_x,
             "scaling_efficiency": self.scaling_x / self.concurrency if self.scaling_x is not None and self.concurrency else None,
             "length_before_content": self.length_before_content, "bunched_share": self.bunched_share,
+            "whole_answers_share": self.whole_answers_share,
+            "slos": dict(self.slos), "goodput_s": self.goodput_s, "goodput_left_out": self.goodput_left_out,
+            "offered_s": self.offered_s, "achieved_s": self.achieved_s,
+            "server": None, "energy_j": None, "gpus": None,  # what is read beside the load: ops/benchmark/beside.py
             "power_mean_w": self.power_mean_w,
             "tokens_per_joule": tok_s / self.power_mean_w if tok_s is not None and self.power_mean_w else None,
             "client_lag_p50_ms": self.client.lag_p50_ms, "client_lag_p99_ms": self.client.lag_p99_ms, "client_lag_max_ms": self.client.lag_max_ms,
             "client_cpu_share": self.client.cpu_share, "connects_in_level": self.client.connects_in_level, "retries": self.client.retries,
+            "stamps": self.client.stamps, "kernel_delay_p50_us": self.client.kernel_delay_p50_us,
+            "kernel_delay_p99_us": self.client.kernel_delay_p99_us, "kernel_delay_max_us": self.client.kernel_delay_max_us,
             "marks": list(self.marks),
         }
 
@@ -231,11 +263,11 @@ def tpot(record: RequestRecord) -> float | None:
 
 def level_metrics(records: Sequence[RequestRecord], *, load: str = "closed", value: float, requests: int, client: ClientCost | None = None,
                   gpu_count: int | None = None, fixed_tokens: int | None = None, power_mean_w: float | None = None,
-                  base_tok_s: float | None = None) -> LevelMetrics:
+                  base_tok_s: float | None = None, slos: Mapping[str, float] | None = None) -> LevelMetrics:
     """The level's numbers.
 
     `requests`: how many were planned. `fixed_tokens`: the output length that was demanded, else None. `base_tok_s`: throughput of the
-    level with concurrency 1, for the scaling.
+    level with concurrency 1, for the scaling. `slos`: limits of goodput (`ttft_ms`, `tpot_ms`, `e2e_s`).
     """
     client = client or ClientCost()
     good = [record for record in records if record.ok and record.times]
@@ -249,7 +281,13 @@ def level_metrics(records: Sequence[RequestRecord], *, load: str = "closed", val
     tokens = sum(tokens_of(r) for r in good)
     in_window = sum(tokens_between(r, *window) for r in good) if window and good else None
     done_in_window = sum(1 for r in good if r.t_end is not None and window[0] <= r.t_end <= window[1]) if window else None
-    gaps = [after - before for r in good for before, after in pairwise(r.times)]
+    icl, bunched = _pooled_gaps(good)
+    several = [r for r in good if len(r.times) >= WHOLE_ANSWER_CHUNKS]
+    together = sum(1 for r in several if r.times[-1] - r.times[0] <= BUNCHED_NS * (len(r.times) - 1))
+    fast, left_out = _goodput(good, slos, window) if slos else (0, None)
+    goodput_window_s = steady_s if window else whole_s
+    arrived = [r.t_sched for r in records]
+    arrived_s = (max(arrived) - min(arrived)) / S if load == "open" and len(arrived) > 1 else 0.0
     with_content = [r for r in good if CONTENT in r.kinds]
     with_split = [r for r in good if r.reasoning_tokens is not None]
     queue = [r.t_send - r.t_sched for r in records if r.t_send]
@@ -270,16 +308,64 @@ def level_metrics(records: Sequence[RequestRecord], *, load: str = "closed", val
         ttft=Spread.of(r.times[0] - r.t_send for r in good),
         ttfc=Spread.of(r.times[r.kinds.index(CONTENT)] - r.t_send for r in with_content),
         e2e=Spread.of(r.times[-1] - r.t_send for r in good),
-        icl=Spread.of(gaps), tpot=Spread.of(each for r in good if (each := tpot(r)) is not None),
+        icl=icl, tpot=Spread.of(each for r in good if (each := tpot(r)) is not None),
         queue=Spread.of(queue), queue_max_ns=max(queue, default=None),
         length_before_content=sum(1 for r in good if r.finish_reason == "length" and CONTENT not in r.kinds and REASONING in r.kinds),
-        bunched_share=gaps.count(0) / len(gaps) if gaps else None,
+        bunched_share=bunched,
+        whole_answers_share=together / len(several) if several else None,
         client=client, power_mean_w=power_mean_w,
+        from_schedule=Spread.of(r.times[-1] - r.t_sched for r in good), slos=dict(slos or {}),
+        goodput_s=fast / goodput_window_s if slos and goodput_window_s and good else None, goodput_left_out=left_out,
+        offered_s=(len(arrived) - 1) / arrived_s if arrived_s else None,
     )
     made.marks.extend(_marks(made, good, fixed_tokens))
     if base_tok_s and made.output_tok_s is not None:
         return replace(made, scaling_x=made.output_tok_s / base_tok_s)
     return made
+
+
+def _pooled_gaps(good: Sequence[RequestRecord]) -> tuple[Spread, float | None]:
+    """All gaps between chunks, and the share of those that are (nearly) zero.
+
+    Above `GAPS_EXACT` gaps they are counted to the microsecond instead of kept one by one: ten million of them would take half a gigabyte.
+    """
+    gaps = (after - before for r in good for before, after in pairwise(r.times))
+    n = sum(len(r.times) - 1 for r in good)
+    if n <= GAPS_EXACT:
+        ordered = sorted(gaps)
+        return Spread.of(ordered), bisect_right(ordered, BUNCHED_NS) / n if n else None
+    counts = Counter(gap // 1000 for gap in gaps)
+    values = sorted(counts)
+    ends, total = [], 0
+    for value in values:
+        total += counts[value]
+        ends.append(total)
+
+    def at(percent: float) -> float:
+        rank = (n - 1) * percent / 100
+        low, high = (values[bisect_right(ends, place)] * 1000.0 for place in (math.floor(rank), math.ceil(rank)))
+        return low + (high - low) * (rank - math.floor(rank))
+
+    mean = sum(value * count for value, count in counts.items()) * 1000.0 / n
+    near = sum(count for value, count in counts.items() if value * 1000 < BUNCHED_NS)
+    return Spread(n, mean, at(50), at(90), at(99)), near / n
+
+
+def _goodput(good: Sequence[RequestRecord], slos: Mapping[str, float], window: tuple[int, int] | None) -> tuple[int, int]:
+    """(requests that met every SLO, requests that lack the measurement of one), of those that ended in the window (or the whole run)."""
+    met = lacking = 0
+    for record in good:
+        if window is not None and not (record.t_end is not None and window[0] <= record.t_end <= window[1]):
+            continue
+        each = tpot(record)
+        measured = {"ttft_ms": (record.times[0] - record.t_send) / MS, "tpot_ms": None if each is None else each / MS,
+                    "e2e_s": (record.times[-1] - record.t_send) / S}
+        asked = [(measured.get(name), limit) for name, limit in slos.items()]
+        if any(value is None for value, _ in asked):
+            lacking += 1
+        elif all(value is not None and value <= limit for value, limit in asked):
+            met += 1
+    return met, lacking
 
 
 def requests_for_full(value: float, load: str = "closed") -> int:
@@ -305,6 +391,8 @@ def _marks(made: LevelMetrics, good: Sequence[RequestRecord], fixed_tokens: int 
         marks.append("cut")
     if made.bunched_share is not None and made.bunched_share > BUNCHED_LIMIT:
         marks.append("bunched")
+    if made.steady_requests_s is not None and made.offered_s and made.steady_requests_s < OFFERED_LIMIT * made.offered_s:
+        marks.append("overloaded")
     lag, gap, cpu = made.client.lag_p99_ms, made.icl.p50, made.client.cpu_share
     if (lag is not None and gap and lag > CLIENT_LAG_LIMIT * gap / MS) or (cpu is not None and cpu > CLIENT_CPU_LIMIT):
         marks.append("client-bound")

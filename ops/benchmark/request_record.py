@@ -20,6 +20,7 @@ class ErrorKind(StrEnum):
 
     CONNECT = "connect"  # no connection
     HTTP = "http"  # status 400 and above, or a redirect
+    RATE_LIMITED = "rate_limited"  # status 429
     CUT = "cut"  # the connection ended before the response did
     TIMEOUT = "timeout"  # no end within the request's time
     STREAM_ERROR = "stream_error"  # an `error` object inside the stream
@@ -56,6 +57,7 @@ class RequestRecord:
     status: int | None = None
     error_kind: str = ""
     error: str = ""
+    retry_after_s: float | None = None  # of a 429 that says when to come again; not stored
     unfinished: bool = False
     connected: bool = False  # a connect stood between t_sched and t_send
     retried: bool = False  # the server had closed the idle connection: sent again on a new one

@@ -1,24 +1,27 @@
 """What a sweep gives back, and where its requests are stored.
 
-A run's folder (`<runs>/<run id>/`) holds `result.json` and one `c<concurrency>.jsonl.gz` a level. That file's first line describes the
-level, every further line is a request: `{"index", "slot", "sched_ns", "send_ns", "end_ns", "gaps_ns", "kinds", ...}` with times relative to
-the level's start and chunk times as gaps (the first one after send), as `RequestRecord.as_dict` has them.
+A run's folder (`<runs>/<run id>/`) holds `result.json` and one column file a level: `c8.npz` for concurrency 8, `r2.5.npz` for 2.5 requests/s
+(ops/benchmark/column_file.py says what is in it). Older runs have `c8.jsonl.gz`: a first line that describes the level, then a line a request,
+`RequestRecord.as_dict`.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ops.benchmark import column_file
 from ops.benchmark.load import LevelOutcome
+from ops.benchmark.presets import LevelPlan
 from ops.benchmark.request_record import RequestRecord
 from ops.jobs.errors import BadInput
 
-SCHEMA = "roundhouse.sweep/1"
+SCHEMA = "roundhouse.sweep/2"
+OLD_SCHEMA = "roundhouse.sweep/1"  # before there were rates, repeats and imports
 
 HEADINGS = ["concurrency", "output tok/s", "scaling", "mean latency s", "P50 s", "P99 s", "P99/P50", "TTFT P50 ms", "TPOT P50 ms", "n", "errors",
             "marks"]
@@ -63,11 +66,18 @@ class SweepResult:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def without_detail(self) -> dict[str, Any]:
+        """As an event holds it: the levels' `detail` has been told with each."""
+        return {**asdict(replace(self, levels=[])), "levels": [{n: v for n, v in level.items() if n != "detail"} for level in self.levels]}
+
     @classmethod
     def from_dict(cls, raw: Any) -> SweepResult:
-        """Raises BadInput on something that is not a result of this schema."""
-        if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+        """Reads this schema and the one before. Raises BadInput on something else."""
+        if not isinstance(raw, dict) or raw.get("schema") not in (SCHEMA, OLD_SCHEMA):
             raise BadInput(f"This is not a sweep result of schema `{SCHEMA}`")
+        if not isinstance(raw.get("levels"), list) or not all(isinstance(level, dict) for level in raw["levels"]):
+            raise BadInput("The sweep result is incomplete", why="`levels` is not a list of objects")
+        raw = {**raw, "schema": SCHEMA, "levels": [{"load": "closed", "value": level.get("concurrency"), **level} for level in raw["levels"]]}
         known = {f.name for f in fields(cls)}
         try:
             return cls(**{name: value for name, value in raw.items() if name in known})
@@ -76,19 +86,32 @@ class SweepResult:
 
     def to_markdown_table(self) -> str:
         """The levels as a Markdown table, with n, errors and marks; says PRACTICE where it is."""
-        lines = ["| " + " | ".join(HEADINGS) + " |", "|" + " ---: |" * (len(HEADINGS) - 1) + " --- |"]
+        lines = ["| " + " | ".join(self.headings()) + " |", "|" + " ---: |" * (len(HEADINGS) - 1) + " --- |"]
         lines += ["| " + " | ".join(row) + " |" for row in self.rows()]
         if self.practice:
             lines = ["**PRACTICE**: numbers of the practice box, not of a GPU", "", *lines]
         return "\n".join(lines) + "\n"
 
+    def headings(self) -> list[str]:
+        """Of `rows`: the first column is the concurrency, or the rate."""
+        return ["requests/s" if self.levels and all(level.get("load") == "open" for level in self.levels) else HEADINGS[0], *HEADINGS[1:]]
+
     def rows(self) -> list[list[str]]:
         """Cells of the table, as text; "n/a" where there is no measurement."""
         return [[
-            str(level["concurrency"]), number(level["output_tok_s"], 1), number(level["scaling_x"], 2, "x"), number(level["e2e_mean_s"], 2),
-            number(level["e2e_p50_s"], 2), number(level["e2e_p99_s"], 2), number(level["spread_p99_p50"], 2), number(level["ttft_p50_ms"], 1),
-            number(level["tpot_p50_ms"], 2), str(level["finished"]), str(level["errors"]), ", ".join(level["marks"]),
+            place(level), number(level.get("output_tok_s"), 1), number(level.get("scaling_x"), 2, "x"), number(level.get("e2e_mean_s"), 2),
+            number(level.get("e2e_p50_s"), 2), number(level.get("e2e_p99_s"), 2), number(level.get("spread_p99_p50"), 2),
+            number(level.get("ttft_p50_ms"), 1), number(level.get("tpot_p50_ms"), 2), number(level.get("finished"), 0),
+            number(level.get("errors"), 0), ", ".join(level.get("marks") or []),
         ] for level in self.levels]
+
+
+def place(level: Mapping[str, Any]) -> str:
+    """A level for a table's first column: `8` (concurrency) or `2.5/s`."""
+    value = level.get("value", level.get("concurrency"))
+    if not isinstance(value, int | float):
+        return "n/a"
+    return f"{value:g}/s" if level.get("load") == "open" else f"{value:g}"
 
 
 def number(value: float | None, digits: int, unit: str = "") -> str:
@@ -97,31 +120,31 @@ def number(value: float | None, digits: int, unit: str = "") -> str:
 
 
 def store_level(folder: Path, outcome: LevelOutcome, seed: int) -> Path:
-    """Writes the level's requests; the file appears whole or not at all."""
+    """Writes the level's requests as a column file; it appears whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{outcome.plan.file_stem}.jsonl.gz"
-    part = path.with_suffix(".part")
-    head = {"schema": SCHEMA, **outcome.plan.as_dict(), "requests": outcome.plan.requests, "started_at": outcome.started_at, "seed": seed,
-            "stopped": outcome.stopped, "clock": "CLOCK_MONOTONIC", "unit": "ns"}
-    with gzip.open(part, "wt", encoding="utf-8", compresslevel=5) as file:
-        file.write(json.dumps(head) + "\n")
-        for record in outcome.records:
-            file.write(json.dumps(record.as_dict(outcome.t0), separators=(",", ":")) + "\n")
-    part.replace(path)
-    return path
+    head = {**outcome.plan.as_dict(), "requests": outcome.plan.requests, "started_at": outcome.started_at, "seed": seed, "stopped": outcome.stopped}
+    return column_file.write(folder / f"{outcome.plan.file_stem}{column_file.SUFFIX}", outcome.records, t0=outcome.t0, head=head)
 
 
 def read_level(path: Path) -> tuple[dict[str, Any], list[RequestRecord]]:
-    """The level's head and its requests. Raises BadInput on a file that is none."""
+    """The level's head and its requests, times from its start. Raises BadInput on a file that is none."""
+    if path.suffix == column_file.SUFFIX:
+        return column_file.read(path)
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             lines = file.read().splitlines()
         head = json.loads(lines[0])
-        if head.get("schema") != SCHEMA:
-            raise BadInput(f"`{path}` is not a level of schema `{SCHEMA}`")
-        return head, [RequestRecord.from_dict(json.loads(line)) for line in lines[1:]]
+        if head.get("schema") != OLD_SCHEMA:
+            raise BadInput(f"`{path}` is not a level of schema `{OLD_SCHEMA}`")
+        return {"load": "closed", "value": head.get("concurrency"), **head}, [RequestRecord.from_dict(json.loads(line)) for line in lines[1:]]
     except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise BadInput(f"`{path}` cannot be read as a level's requests", why=f"{type(error).__name__}: {error}") from error
+
+
+def find_level(folder: Path, load: str, value: float) -> Path | None:
+    """The level's file in a run's folder, of whatever age; None where there is none."""
+    stem = LevelPlan(load, value, 0).file_stem
+    return next((path for name in (f"{stem}{column_file.SUFFIX}", f"{stem}.jsonl.gz") if (path := folder / name).is_file()), None)
 
 
 def store_result(folder: Path, result: SweepResult) -> Path:
@@ -136,4 +159,4 @@ def store_result(folder: Path, result: SweepResult) -> Path:
 
 def all_errors(levels: Sequence[dict[str, Any]]) -> int:
     """Failed requests of all levels."""
-    return sum(int(level["errors"]) for level in levels)
+    return sum(int(level.get("errors") or 0) for level in levels)

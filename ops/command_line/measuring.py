@@ -112,7 +112,7 @@ def _print_sweep(result: Any) -> None:
     print(f"{'PRACTICE: ' if result.practice else ''}{result.model} at {result.base_url}"
           f"{', version ' + result.endpoint['version'] if result.endpoint['version'] else ''}")
     if result.levels:
-        table(HEADINGS, result.rows(), left={len(HEADINGS) - 1})
+        table(result.headings(), result.rows(), left={len(HEADINGS) - 1})
         by_chunks = " (counted by chunks: the server sent no usage)" if any(level["counted_by"] == "chunks" for level in result.levels) else ""
         print(f"output tok/s over the steady window where there is one{by_chunks}; P99 needs 100 requests, else n/a")
     for warning in result.warnings:

@@ -174,4 +174,5 @@ def test_names_of_times_and_rates_have_their_unit() -> None:
     made = level_metrics(LEVEL, value=2, requests=4).as_dict()
     for name, value in made.items():
         if isinstance(value, float):
-            assert name.endswith(("_ms", "_s", "_w", "_share", "_rate", "_x", "_efficiency", "_chunk", "_p50", "_joule", "_user", "_gpu")), name
+            assert name.endswith(("_ms", "_s", "_w", "_share", "_rate", "_x", "_efficiency", "_chunk", "_p50", "_joule", "_user", "_gpu", "_mean",
+                                  "value")), name

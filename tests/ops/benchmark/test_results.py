@@ -29,7 +29,7 @@ def test_a_level_comes_back_with_times_from_its_start(tmp_path: Path) -> None:
     assert (head["concurrency"], head["seed"], head["unit"]) == (2, 7, "ns")
     assert (records[0].t_sched, records[0].t_send, records[0].t_end, list(records[0].times)) == (0, 10, 4000, [1010, 2010, 3510])
     assert (records[1].error_kind, records[1].retried, records[2].unfinished) == ("http", True, True)
-    assert [path.name for path in tmp_path.iterdir()] == ["c2.jsonl.gz"]
+    assert [path.name for path in tmp_path.iterdir()] == ["c2.npz"]
 
 
 @pytest.mark.parametrize("content", [b"", b"not gzip", *(gzip.compress(text, mtime=0) for text in (
