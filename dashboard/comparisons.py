@@ -22,7 +22,7 @@ from ops.benchmark.comparing import readings, student
 from ops.benchmark.comparing.floors import Floors
 from ops.benchmark.comparing.keys import level_key
 from ops.benchmark.comparing.sides import Comparison, Side, compare
-from ops.benchmark.comparing.verdicts import METRICS
+from ops.benchmark.comparing.verdicts import METRICS, WITHIN
 from ops.jobs.errors import BadInput
 
 MAX_SIDES = 8
@@ -146,7 +146,7 @@ def held_against(sides: Sequence[Chosen]) -> Comparison | None:
     from dashboard.run_documents import document
 
     for side in sides:
-        side.documents = [document(run) for run in side.runs]
+        side.documents = [document(run, detail=False) for run in side.runs]
     if len(sides) < 2:
         return None
     return compare([Side(side.name, side.documents) for side in sides], floors=floors(sides))
@@ -273,6 +273,7 @@ def page(sides: Sequence[Chosen], comparison: Comparison | None, choice: Choice)
     points = [[point(load, value, runs) for value, runs in side.items()] for side in there]
     verdicts = verdicts_of(told)
     practice = any(side.practice for side in sides)
+    ends = [values[0], values[-1]] if len(values) > 1 else values
     rows = differences(sides, points, values, verdicts, load, metric)
     ecdf = distributions(sides, load, values, choice.level)
     keys = [{"name": side.name, "color": COLOURS[side.at], "marker": MARKERS[side.at], "imported": side.imported} for side in sides]
@@ -280,18 +281,21 @@ def page(sides: Sequence[Chosen], comparison: Comparison | None, choice: Choice)
     return {
         "practice": practice, "load": load, "loads": [{"name": "closed loop" if kind == "closed" else "open loop", "current": kind == load,
                                                        "url": address(sides, **choice.kept(load=kind, level=""))} for kind in kinds],
-        "keys": keys, "sides": [described(side, sides, points[n], verdicts, load, choice) for n, side in enumerate(sides)],
+        "keys": keys, "sides": [described(
+            side, sides, points[n], verdicts, load, choice, ends, told["sides"][n]["blocked"] if told else "") for n, side in enumerate(sides)],
         "metric": {"name": metric, "title": known.title, "unit": known.unit, "higher": known.higher_is_better, "minimum": 100 * known.minimum_effect},
         "metrics": [{"name": name, "title": one.title, "current": name == metric, "url": f"{address(sides, **choice.kept(metric=name))}#differences"}
                     for name, one in METRICS.items()],
-        "rows": rows, "matrix": matrix(sides, values, verdicts, load, choice), "values": [{"value": v, "name": short_name(load, v)} for v in values],
+        "rows": rows, "matrix": matrix(sides, values, verdicts, load, choice, told),
+        "values": [{"value": v, "name": short_name(load, v)} for v in values],
         "tables": tables(sides, points, values, load), "ecdf": ecdf,
         "facts": facts(told, everything=choice.facts == "all"),
         "facts_url": f"{address(sides, **choice.kept(facts='' if choice.facts == 'all' else 'all'))}#facts", "everything": choice.facts == "all",
-        "unpaired": unpaired(told), "key_differences": told.get("key_differences") or [], "notes": told.get("notes") or [],
-        "headlines": [one for one in told.get("headlines") or [] if one], "floors": told.get("floors") or {},
+        "unpaired": unpaired(told), "key_differences": asked_otherwise(told), "silent": silent(told), "notes": told.get("notes") or [],
+        "headlines": headlines(told), "floors": told.get("floors") or {},
         "meta": in_common(sides, load), "load_head": "rate" if load == "open" else "C", "others": keys[1:], "columns": 2 + 3 * (len(sides) - 1),
-        "facts_columns": 1 + len(sides), "p99_said": "P50; dotted: P99" if len(sides) <= 3 else "P50",
+        "ends": [level_name(load, value) for value in ends], "facts_columns": 1 + len(sides),
+        "p99_said": "P50; dotted: P99" if len(sides) <= 3 else "P50",
         "kept": _fields(sides, choice.kept(metric="")), "kept_level": _fields(sides, choice.kept(level="")),
         "data": {
             "practice": practice, "load": load, "sides": keys, "levels": values, "names": [short_name(load, value) for value in values],
@@ -320,8 +324,8 @@ def differences(sides: Sequence[Chosen], points: Sequence[Sequence[Mapping[str, 
 
 
 def _cell(value: float | None, verdict: Mapping[str, Any] | None) -> dict[str, Any]:
-    cell = {"value": shown(value), "there": value is not None, "ratio": "", "half": "", "word": "", "note": "", "icon": "skip", "tone": "",
-            "title": "", "verdict": verdict}
+    cell = {"value": shown(value), "there": value is not None, "ratio": "", "half": "", "word": "", "said": "", "note": "", "icon": "skip",
+            "tone": "", "title": "", "verdict": verdict}
     if verdict is None:
         return cell
     ratio, low, high, word = (verdict.get(part) for part in ("ratio", "low", "high", "word"))
@@ -332,7 +336,15 @@ def _cell(value: float | None, verdict: Mapping[str, Any] | None) -> dict[str, A
         half = 50 * (high - low)
         cell["half"] = f"{half:,.1f}" if half < 999 else "over 999"
         cell["title"] = f"95 %: {signed(100 * (low - 1))} to {signed(100 * (high - 1))} %"
-    return {**cell, "word": str(word), "note": str(verdict.get("note") or ""), "icon": shape, "tone": tone}
+    note = str(verdict.get("note") or "")
+    return {**cell, "word": str(word), "said": _said(str(word), note), "note": note, "icon": shape, "tone": tone}
+
+
+def _said(word: str, note: str) -> str:
+    """A verdict in few words: of what was not tested, whether it lies within the noise floor; without a verdict where that is withheld."""
+    if word != "not tested":
+        return word
+    return note if note == WITHIN else "outside it, not tested" if note.startswith("outside it") else "no verdict" if note else word
 
 
 def ratio_data(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
@@ -352,52 +364,62 @@ def _percent(ratio: float | None) -> float | None:
     return None if ratio is None else round(100 * (ratio - 1), 3)
 
 
-def matrix(sides: Sequence[Chosen], values: Sequence[float], verdicts: Verdicts, load: str, choice: Choice) -> list[dict[str, Any]]:
-    """Every verdict at one look: a row a side and metric, a cell a level."""
+def matrix(sides: Sequence[Chosen], values: Sequence[float], verdicts: Verdicts, load: str, choice: Choice,
+           told: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every verdict at one look: a row a side and metric, a cell a level. Sides that get none are left out."""
     rows = []
-    for n, side in enumerate(sides[1:], start=1):
+    for n, side in enumerate(sides):
+        if n == 0 or told["sides"][n]["blocked"]:
+            continue
         for metric, known in METRICS.items():
             cells = [_cell(None, verdicts.get((n, load, value, metric))) for value in values]
-            if any(cell["verdict"] for cell in cells):
+            if any(cell["ratio"] for cell in cells):
                 rows.append({"side": n, "name": side.name, "metric": known.title, "cells": cells,
                              "url": f"{address(sides, **choice.kept(metric=metric))}#differences"})
     return rows
 
 
-def described(side: Chosen, sides: Sequence[Chosen], points: Sequence[Mapping[str, Any]], verdicts: Verdicts, load: str,
-              choice: Choice) -> dict[str, Any]:
-    """A side's row in the table of what is compared."""
+def _at(points: Sequence[Mapping[str, Any]], wanted: Sequence[float]) -> Mapping[str, Any] | None:
+    return next((one for one in points if wanted and one["v"] == wanted[0]), None)
+
+
+def described(side: Chosen, sides: Sequence[Chosen], points: Sequence[Mapping[str, Any]], verdicts: Verdicts, load: str, choice: Choice,
+              ends: Sequence[float], blocked: str) -> dict[str, Any]:
+    """A side's row in the table of what is compared. `ends`: the levels that stand in it; `blocked`: why no verdict is said of it, or nothing."""
     run, n = side.runs[0], side.at
     others = [one for one in sides if one is not side]
     return {
         "name": side.name, "key": {"color": COLOURS[n], "marker": MARKERS[n], "imported": side.imported}, "run": run, "runs": side.runs,
         "count": len(side.runs), "label": run.label or run.service_name or run.endpoint, "model": run.model,
         "release": short_release(run.release) or str(version(run.vllm_version)), "imported": side.imported, "reference": run.origin == REFERENCE,
-        "tool": f"{run.tool} {run.tool_version}".strip(), "first": points[0] if points else None, "last": points[-1] if len(points) > 1 else None,
-        "summary": summary(n, verdicts, load) if n else None, "baseline": n == 0,
+        "tool": f"{run.tool} {run.tool_version}".strip(), "first": _at(points, ends[:1]), "last": _at(points, ends[1:]),
+        "summary": summary(n, verdicts, load, blocked) if n else None, "baseline": n == 0,
         "without": address(others, **choice.kept()) if len(sides) > 2 else "", "as_baseline": address([side, *others], **choice.kept()) if n else "",
         "running": any(one.state == "running" for one in side.runs),
     }
 
 
-def summary(n: int, verdicts: Verdicts, load: str) -> list[dict[str, str]]:
-    """What is said of one side, in a few words: what is better or worse and where; else why nothing is."""
+def summary(n: int, verdicts: Verdicts, load: str, told: str) -> list[dict[str, str]]:
+    """What is said of one side, in a few words: what is better or worse and where; else why nothing is. `told`: what keeps the whole side from it."""
     mine = {key: one for key, one in verdicts.items() if key[0] == n and key[1] == load}
-    said = []
+    found: dict[tuple[str, str], list[str]] = {}
     for metric, known in METRICS.items():
         for word in ("better", "worse"):
             where = [value for (_, _, value, name), one in mine.items() if name == metric and one.get("word") == word]
             tested = sum(1 for (_, _, _, name) in mine if name == metric)
             if where:
-                places = f"at {short_name(load, where[0])}" if len(where) == 1 else f"at {len(where)} of {tested}"
-                said.append({"word": word, "icon": VERDICTS[word][0], "tone": word, "text": f"{known.title} {places}"})
-    if said:
-        return said
+                places = level_name(load, where[0]) if len(where) == 1 else f"{len(where)} of {tested}"
+                found.setdefault((word, places), []).append(known.title.replace("Output throughput", "throughput").replace("Latency", "latency"))
+    if found:
+        return [{"word": word, "icon": VERDICTS[word][0], "tone": word, "text": f"{', '.join(names)} at {places}"}
+                for (word, places), names in sorted(found.items())]
     words = {str(one.get("word")) for one in mine.values()}
     if "same" in words or "not decided" in words:
         word = "not decided" if "not decided" in words else "same"
         many = sum(1 for one in mine.values() if one.get("word") == word)
         return [{"word": word, "icon": VERDICTS[word][0], "tone": "", "text": f"{many} of {len(mine)} metrics and levels"}]
+    if told:
+        return [{"word": "no verdict", "icon": "skip", "tone": "", "text": told.partition(",")[0]}]
     more = {one["more_runs"] for one in mine.values() if one.get("more_runs")}
     notes = [str(one.get("note") or "") for one in mine.values() if one.get("ratio") is not None]
     if more:
@@ -429,8 +451,8 @@ def distributions(sides: Sequence[Chosen], load: str, values: Sequence[float], a
     runs = [run.pk for side in sides for run in side.runs]
     kept = BenchmarkLevel.objects.filter(run__in=runs, load=load).exclude(detail={})
     have: dict[float, set[Any]] = {}
-    for value, run in kept.values_list("value", "run_id"):
-        have.setdefault(value, set()).add(run)
+    for place, run in kept.values_list("value", "run_id"):
+        have.setdefault(place, set()).add(run)
     if not have:
         return None
     kind, _, number = asked.partition(":")
@@ -501,6 +523,38 @@ def unpaired(told: Mapping[str, Any]) -> list[str]:
         found.setdefault((one["side"], one["where"]), []).append(one["label"])
     return [f"{side}: {', '.join(places)} {'is' if len(places) == 1 else 'are'} {'in no other side' if where == 'baseline only' else where}"
             for (side, where), places in found.items()]
+
+
+NOT_REPORTED = "not reported"
+
+
+def asked_otherwise(told: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Parts of the comparability key that two sides say differently: title, a text a side, and at which levels."""
+    shared = sum(1 for level in told.get("levels") or [] if sum(1 for side in level["sides"] if side) > 1)
+    return [{"title": row["title"], "values": row["values"], "at": "every shared level" if len(row["levels"]) >= shared else ", ".join(row["levels"])}
+            for row in told.get("key_differences") or [] if len({value for value in row["values"] if value != NOT_REPORTED}) > 1]
+
+
+def silent(told: Mapping[str, Any]) -> list[str]:
+    """What sides do not say of how they were measured, so that nobody knows whether it was the same."""
+    found: dict[str, list[str]] = {}
+    for row in told.get("key_differences") or []:
+        for side, value in zip(told["sides"], row["values"], strict=True):
+            if value == NOT_REPORTED:
+                found.setdefault(side["name"], []).append(row["title"])
+    return [f"{side} does not report {', '.join(titles)}" for side, titles in found.items()]
+
+
+def headlines(told: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A side to A: the geometric mean of the throughput's ratios over the levels that may be compared."""
+    made = []
+    for side, one in zip(told.get("sides") or [], told.get("headlines") or [], strict=True):
+        if not one or one["ratio"] is None:
+            continue
+        half = "" if one["low"] is None else f"{50 * (one['high'] - one['low']):,.1f}"
+        made.append({"name": side["name"], "ratio": signed(100 * (one["ratio"] - 1)), "half": half, "levels": one["levels"], "errors": one["errors"],
+                     "tested": one["tested"], "pairs": one["pairs"], "words": one["words"]})
+    return made
 
 
 def facts(told: Mapping[str, Any], *, everything: bool) -> dict[str, Any]:

@@ -66,14 +66,19 @@ function pareto(data) {
     const all = drawn.flatMap(({ points }) => points), beaten = (p) => all.some((o) => o !== p && o.gpu >= p.gpu && o.user >= p.user && (o.gpu > p.gpu || o.user > p.user));
     const front = all.filter((p) => !beaten(p)).sort((a, b) => a.user - b.user);
     const top = (Math.max(...all.map((p) => p.gpu), 0) || 1) * 1.14, right = (Math.max(...all.map((p) => p.user), 0) || 1) * 1.12;
-    const labels = front.filter((p, n) => narrow() ? n % 2 === 0 : true).map((p) => ({ x: p.user, y: p.gpu, text: data.load === "closed" && p.v === data.levels[0] ? `C = ${p.name}` : p.name, showarrow: false, xanchor: "left", yanchor: "bottom", xshift: 4, yshift: 3, font: { size: 11, color: token("text-muted") } }));
+    const places = front.reduce((found, p) => { // levels at one place share their label
+      const near = found.find((o) => Math.abs(o.user - p.user) < right * 0.04 && Math.abs(o.gpu - p.gpu) < top * 0.05);
+      if (near) near.names.push(p.name); else found.push({ user: p.user, gpu: p.gpu, names: [p.name] });
+      return found;
+    }, []);
+    const labels = places.map((p) => ({ x: p.user, y: p.gpu, text: `${data.load === "closed" && p.names.includes(data.names[0]) ? "C = " : ""}${[...new Set(p.names)].join(", ")}`, showarrow: false, xanchor: "left", yanchor: "bottom", xshift: 4, yshift: 3, font: { size: 11, color: token("text-muted") } }));
     return { data: [
       { type: "scatter", mode: "lines", x: front.map((p) => p.user), y: front.map((p) => p.gpu), hoverinfo: "skip", cliponaxis: false, line: { color: token("chart-floor"), width: 12 } },
       ...drawn.map(({ side, points }) => ({ type: "scatter", mode: "lines+markers", x: points.map((p) => p.user), y: points.map((p) => p.gpu), name: side.name, text: points.map((p) => `${hover(data, side, p)}<br>${digits(p.gpu)} tok/s a GPU, ${digits(p.user)} a user`), hovertemplate: "%{text}<extra></extra>", cliponaxis: false,
         line: { color: faded(side.color, 0.6), width: 1.75, dash: side.imported ? "5px 4px" : "solid" }, marker: marker(side, { opacity: points.map((p) => beaten(p) ? 0.4 : 1) }) })).toReversed()],
       layout: { margin, xaxis: { title: { text: "tok/s per user", standoff: 8 }, range: [0, right], nticks: 8 }, yaxis: { range: [0, top] },
         annotations: [unit("tok/s per GPU"), ...(data.practice ? [practiceMark()] : []), ...labels,
-          ...drawn.map(({ side, points }) => ({ x: points[0].user, y: points[0].gpu, text: side.name, showarrow: false, xanchor: "center", yanchor: "top", yshift: -7, font: { color: token(side.color), size: 12, weight: 500 } }))] } };
+          ...drawn.map(({ side, points }) => ({ x: points.at(-1).user, y: points.at(-1).gpu, text: side.name, showarrow: false, xanchor: "right", xshift: -9, font: { color: token(side.color), size: 12, weight: 500 } }))] } };
   });
 }
 
@@ -81,10 +86,10 @@ function pareto(data) {
 function ratios(data) {
   const element = document.getElementById("ratio"), told = data.ratio;
   if (!element || !told) return;
-  const many = Math.max(1, ...told.rows.map((row) => row.items.length)), tall = Math.max(300, 84 + told.rows.length * Math.max(22, many * 15));
-  element.style.height = `${tall}px`;
+  const many = data.sides.length - 1, tall = Math.max(300, 84 + told.rows.length * Math.max(22, many * 15));
+  for (const id of ["ratio", "pareto"]) document.getElementById(id).style.height = id === "ratio" || !narrow() ? `${tall}px` : ""; // side by side they end at one line
   chart("ratio", () => {
-    const items = told.rows.flatMap((row, r) => row.items.map((item, n) => ({ ...item, row, r, y: r + (n - (row.items.length - 1) / 2) * (0.72 / many) })));
+    const items = told.rows.flatMap((row, r) => row.items.map((item) => ({ ...item, row, r, y: r + (item.side - data.sides.length / 2) * (0.76 / (data.sides.length - 1)) })));
     const far = Math.max(told.minimum * 1.6, ...items.map((i) => Math.abs(i.diff)), ...told.rows.map((row) => row.floor * 1.15));
     const reach = Math.min(Math.max(far, ...items.flatMap((i) => [i.low, i.high].filter((v) => v !== null).map(Math.abs))), far * 2.5);
     const bound = (v) => Math.max(-reach * 1.3, Math.min(reach * 1.3, v));
@@ -103,18 +108,21 @@ function ratios(data) {
       shapes: [...told.rows.map((row, n) => ({ type: "rect", x0: -row.floor, x1: row.floor, y0: n - 0.5, y1: n + 0.5, fillcolor: token("chart-floor"), line: { width: 0 }, layer: "below" })),
         { type: "line", yref: "paper", x0: 0, x1: 0, y0: 0, y1: 1, line: { color: token("chart-axis"), width: 1.5 }, layer: "below" }, least(told.minimum), least(-told.minimum)],
       annotations: [unit(data.load === "open" ? "requests/s" : "C"), ...(data.practice ? [practiceMark()] : []),
-        ...items.map((i) => ({ xref: "paper", x: 1, y: i.y, xanchor: "left", xshift: 8, text: many > 1 ? `${data.sides[i.side].name} ${i.word}` : i.word, showarrow: false, font: { size: 11, color: token(tone[i.word] ?? "text-muted") } }))] } };
+        ...items.filter((i) => many < 3 || ["better", "worse", "same", "not decided"].includes(i.word)).map((i) => ({ xref: "paper", x: 1, y: i.y, xanchor: "left", xshift: 8, text: many > 1 ? `${data.sides[i.side].name} ${i.word}` : i.word, showarrow: false, font: { size: 11, color: token(tone[i.word] ?? "text-muted") } }))] } };
   });
 }
+
+const ticks = (low, high) => [[1], [1, 3], [1, 2, 5], [1, 1.5, 2, 3, 4, 5, 7]].map((steps) => [...Array(13).keys()].flatMap((n) => steps.map((m) => Number((m * 10 ** (n - 5)).toPrecision(3)))).filter((v) => v >= low * 0.98 && v <= high * 1.02)).find((found, n) => found.length >= 4 || n === 3);
 
 // The share of requests (or gaps) that took at most so long. `values` are 101 quantiles, at 0, 1, ... 100 percent.
 function ecdf(data, id, key) {
   if (!document.getElementById(id) || !data.ecdf) return;
   chart(id, () => {
     const drawn = data.ecdf.sides.map((told, n) => ({ side: data.sides[n], values: told?.[key] ?? [] })).filter((one) => one.values.length);
+    const every = drawn.flatMap(({ values }) => values).filter((v) => v > 0), at = ticks(Math.min(...every), Math.max(...every));
     return { data: drawn.map(({ side, values }) => ({ type: "scatter", mode: "lines", x: values, y: values.map((_, percent) => percent), name: side.name, cliponaxis: false, hovertemplate: `<b>${side.name}</b>: %{y} % within %{x:,.4~r} ms<extra></extra>`, line: { color: token(side.color), width: 2, dash: side.imported ? "5px 4px" : "solid" } })).toReversed(),
-      layout: { margin, xaxis: { type: "log", title: { text: "ms", standoff: 8 }, showgrid: true, dtick: "D2", tickangle: 0, exponentformat: "none", separatethousands: true }, yaxis: { range: [0, 101], ticksuffix: " %", tickvals: [0, 25, 50, 75, 90, 100] },
-        annotations: [...(data.practice ? [practiceMark()] : []), ...drawn.map(({ side, values }, n) => ({ x: Math.log10(Math.max(values[50], 1e-6)), y: 50, text: side.name, showarrow: false, xanchor: n % 2 ? "left" : "right", xshift: n % 2 ? 7 : -7, yshift: 14 * Math.floor(n / 2), font: { color: token(side.color), size: 12, weight: 500 } }))] } };
+      layout: { margin, xaxis: { type: "log", title: { text: "ms", standoff: 8 }, showgrid: true, tickvals: at, ticktext: at.map((v) => v.toLocaleString("en")), tickangle: 0 }, yaxis: { range: [0, 101], tickvals: [0, 25, 50, 75, 90, 100], ticktext: ["0 %", "25 %", "50 %", "75 %", "90 %", "100 %"] },
+        annotations: [...(data.practice ? [practiceMark()] : []), ...drawn.map(({ side, values }, n) => ({ x: Math.log10(Math.max(values[28 + 8 * n], 1e-6)), y: 28 + 8 * n, text: side.name, showarrow: false, xanchor: "left", xshift: 6, yshift: -4, font: { color: token(side.color), size: 12, weight: 500 } }))] } };
   });
 }
 

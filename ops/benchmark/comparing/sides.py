@@ -314,7 +314,8 @@ class _Comparing:
                 notes.append(f"{side.name} gets no verdict: {self.blocked[index]}")
             elif index and (order := _order(self.base, side)):
                 notes.append(order)
-            if index and _settings(self.base, "order") != _settings(side, "order"):
+            orders = {_settings(one, "order") for one in (self.base, side)} - {None}
+            if index and len(orders) > 1:
                 notes.append(f"The levels of {side.name} ran in another order than those of {self.base.name}")
         return notes
 
