@@ -15,11 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ops import control, launch_settings, report
+from ops import control, launch_settings, measuring, report
 from ops.artifacts import purge as purging
 from ops.artifacts import scan
-from ops.benchmark import presets, sweep
-from ops.benchmark.beside import GpuSample
 from ops.environments import building, fingerprint, guards, in_place, integrity, patches, plan, pruning, releases
 from ops.environments.integrity import IntegrityReport
 from ops.environments.pristine import Fetch
@@ -30,7 +28,7 @@ from ops.jobs.errors import BadInput, OpsError, Refused
 from ops.jobs.events import EventType
 from ops.jobs.pipeline import Context, Step
 from ops.records import Channel, ServiceRecord
-from ops.services import health, preflight, smoke, starting, state, stopping, warmup
+from ops.services import preflight, smoke, starting, state, stopping, warmup
 from ops.services.manager import manager_for
 from ops.services.status import ServiceState
 
@@ -61,7 +59,7 @@ def steps(context: Context) -> list[Step]:
         ]
     chosen += smoke_steps(context)
     if wanted.get("sweep", True):
-        chosen.append(Step(name="sweep", title="Sweep", do=run_sweep, deadline_s=6 * 3600))
+        chosen.append(Step(name="sweep", title="Sweep", do=measuring.run_sweep, deadline_s=measuring.deadline_s(context)))
     if wanted.get("purge", True):
         chosen.append(Step(name="purge", title="Purge", do=purge_chosen, deadline_s=900))
     chosen.append(Step(name="prune", title="Old releases", do=prune, deadline_s=900))
@@ -452,28 +450,6 @@ def _free_or_told(context: Context) -> None:
 
 def smoke_tests(context: Context) -> str:
     return smoke.run(context, context.the_service, context.snapshot.get("suite"))
-
-
-def run_sweep(context: Context) -> str:
-    record, source = context.the_service, open_source(context.config)
-    current = releases.current(record)
-    snapshot = source.read()
-
-    def gpus() -> list[GpuSample]:
-        return [GpuSample(gpu.index, gpu.power_w, gpu.utilization, gpu.used_bytes) for gpu in source.read().gpus if gpu.index in record.gpus]
-
-    settings = presets.settings(
-        context.params.get("preset", "quick"), base_url=record.base_url, model=record.served_model_name,
-        practice=record.practice, gpu_count=len(record.gpus) or None, **context.params.get("sweep_settings", {}),
-    )
-    told = fingerprint.fingerprint(record, release=current, gpus=snapshot, report=look_at_files(context, current) if current else None)
-    result = sweep.run(settings, emit=context.emit, cancel=context.cancel_wanted, runs_folder=context.paths.runs, gpus=gpus,
-                       api_key=health.api_key(record), fingerprint=told)
-    context.check()
-    if result.state == "failed":
-        raise OpsError("The sweep stopped early", why=result.reason, hint="What was measured is kept with the run")
-    best = max((level["output_tok_s"] or 0 for level in result.levels), default=0)
-    return f"up to {best:,.0f} tok/s"
 
 
 def purge_chosen(context: Context) -> str:

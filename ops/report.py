@@ -11,7 +11,7 @@ from ops.jobs.events import EventType
 from ops.jobs.pipeline import Context, Reporter
 
 KEPT_ONE = {EventType.PLAN_MADE, EventType.WARMUP_DONE, EventType.SWEEP_FINISHED, EventType.PURGE_RESULT, EventType.DIAGNOSIS,
-            EventType.INTEGRITY, EventType.SWEEP_STARTED}
+            EventType.INTEGRITY, EventType.SWEEP_STARTED, EventType.REGRESSION}
 SMOKE_SHOWN = ("name", "title", "outcome", "summary", "took_s", "detail")  # the whole answers are in the job's events
 KEPT_ALL = {EventType.SMOKE_RESULT, EventType.LEVEL_FINISHED, EventType.DOWNTIME_ENDED}
 
@@ -26,8 +26,14 @@ class Collector:
         if type in KEPT_ONE:
             self._said[str(type)] = data
         elif type in KEPT_ALL:
-            self._said.setdefault(str(type), []).append(data)
+            self._said.setdefault(str(type), []).append(_short(data))
         self._emit(type, data)
+
+
+def _short(data: dict[str, Any]) -> dict[str, Any]:
+    """A level without what only charts need: the report is an event too."""
+    metrics = data.get("metrics")
+    return {**data, "metrics": {name: value for name, value in metrics.items() if name != "detail"}} if isinstance(metrics, dict) else data
 
 
 def collect(context: Context) -> None:
@@ -110,8 +116,17 @@ def _benchmark(said: dict[str, Any]) -> dict[str, Any] | None:
         "preset": started["preset"],
         "short": started["short"],
         "max_tokens": started["max_tokens"],
-        "levels": [level["metrics"] for level in levels],
+        "levels": [level["metrics"] for level in levels if level.get("run_id") in (None, started["run_id"])],
+        "baseline": _baseline(said.get(EventType.REGRESSION)),
     }
+
+
+def _baseline(found: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What the watch against the pinned baseline said; None without one."""
+    if found is None:
+        return None
+    return {"label": found["baseline"]["label"], "release": found["baseline"]["release"], "run_ids": found["baseline"]["run_ids"],
+            "outside": found["outside"], "words": found["words"]}
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -187,13 +202,20 @@ def _benchmark_lines(report: dict[str, Any]) -> list[str]:
     if part is None:
         return ["Not measured."]
     short = ", marked short" if part["short"] else ""
-    lines = [f"Chat completions, {part['max_tokens']} output tokens, preset {part['preset']}{short}.", "",
-             "| concurrency | output tok/s | mean latency | P50 | P99 | TTFT P50 | requests | errors |", "| ---: " * 8 + "|"]
+    endpoint = "Completions" if any(m.get("endpoint_kind") == "completions" for m in part["levels"]) else "Chat completions"
+    rates = any(m.get("load") == "open" for m in part["levels"])
+    lines = [f"{endpoint}, {part['max_tokens']} output tokens, preset {part['preset']}{short}.", "",
+             f"| {'requests/s offered' if rates else 'concurrency'} | output tok/s | mean latency | P50 | P99 | TTFT P50 | requests | errors |",
+             "| ---: " * 8 + "|"]
     for m in part["levels"]:
         lines.append("| " + " | ".join([
-            str(m["concurrency"]), number(m.get("output_tok_s"), 0), seconds(m.get("e2e_mean_s")), seconds(m.get("e2e_p50_s")),
+            f"{m['value']:g}" if m.get("load") == "open" else str(m["concurrency"]), number(m.get("output_tok_s"), 0),
+            seconds(m.get("e2e_mean_s")), seconds(m.get("e2e_p50_s")),
             seconds(m.get("e2e_p99_s")), number(m.get("ttft_p50_ms"), 0, " ms"), str(m.get("finished")), str(m.get("errors")),
         ]) + " |")
+    if baseline := part.get("baseline"):
+        of = " ".join(filter(None, (_cell(baseline["label"]), f"(release `{baseline['release']}`)" if baseline["release"] else "")))
+        lines += ["", f"Against the baseline{f' {of}' if of else ''}, not interleaved:", "", *(f"- {_cell(word)}" for word in baseline["words"])]
     return lines
 
 

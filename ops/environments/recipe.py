@@ -155,7 +155,8 @@ def _reference(given: Mapping[str, Any] | None, record: ServiceRecord, release: 
         told["sweep"] = {
             "run_id": sweep.get("run_id"), "preset": sweep.get("preset"), "at": sweep.get("at") or sweep.get("started_at"),
             "short": bool(sweep.get("short")),
-            "levels": [{**{name: _number(level.get(name)) for name in LEVEL_NUMBERS}, "marks": [str(mark) for mark in level.get("marks") or []]}
+            "levels": [{**{name: _number(level.get(name)) for name in LEVEL_NUMBERS}, "marks": [str(mark) for mark in level.get("marks") or []],
+                        **({"load": "open", "value": _number(level.get("value"))} if level.get("load") == "open" else {})}
                        for level in sweep["levels"][:LEVELS_MAX]]}
     if isinstance(warmup, Mapping):
         phases = warmup.get("phases")
@@ -419,7 +420,9 @@ def _references(value: Any) -> None:
         _expect(isinstance(sweep["short"], bool), "`short` is neither true nor false")
         _list(sweep["levels"], LEVELS_MAX)
         for level in sweep["levels"]:
-            _keys(level, (*LEVEL_NUMBERS, "marks"))
+            rate = isinstance(level, dict) and "load" in level  # requests a second; a level without it is a concurrency
+            _keys(level, (*LEVEL_NUMBERS, "marks", *(("load", "value") if rate else ())))
+            _expect(not rate or (level["load"] == "open" and _number(level["value"]) is not None), "a level of a rate has none")
             for name in LEVEL_NUMBERS:
                 _figure(level[name])
             _list(level["marks"], 50)

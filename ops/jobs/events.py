@@ -83,7 +83,7 @@ class EventType(StrEnum):
     # run_id, load, value (concurrency or rate), concurrency or null, requests, started_at
     LEVEL_STARTED = "sweep.level_started"
     # run_id, load, value, concurrency or null, second (int, since the level began), output_tok_s, in_flight, finished, errors, ttft_p50_ms,
-    # ttft_p90_ms, ttft_p99_ms, icl_p50_ms, icl_p90_ms, icl_p99_ms, e2e_p50_s, e2e_p99_s, e2e_mean_s (each of this level so far, or null),
+    # ttft_p90_ms, ttft_p99_ms, icl_p50_ms, icl_p90_ms, icl_p99_ms, e2e_p50_s, e2e_p90_s, e2e_p99_s, e2e_mean_s (each of this level so far, or null),
     # throughput_so_far_tok_s,
     # server {running, waiting, kv_use, prefix_hit_rate, spec_acceptance: number or null each} or null, gpus [{index, power_w, utilization,
     # used_bytes}] or null, power_w or null, tokens_per_joule or null
@@ -96,8 +96,8 @@ class EventType(StrEnum):
     # measured anew
     NOISE_FLOOR = "noise.floor"
     # this sweep against the service's baseline (ops/benchmark/comparing/regression.py), as it was when the job began: baseline {run_ids, label,
-    # release, interleaved: false}, levels [{load, value, metrics [{metric, ratio, floor, floor_from ("measured" | "default"), word}]}], words
-    # [sentence]
+    # release, interleaved: false}, run_ids, levels [{load, value, label, comparable, why (not comparable), metrics [{metric, title, ratio, low, high,
+    # floor, floor_from ("measured" | "default"), word, more_runs}], errors (words)}], outside (how many metrics lie outside), words [sentence]
     REGRESSION = "regression"
     # what a stop left behind: processes [{pid, start_ticks or null (gone), started_at, user, unit, command, gpus [{index, used_bytes}], own (it
     # belonged to the service: it may be ended by the job `end-leftovers`), why (what proves that, or whose it is), service (another one that it is

@@ -123,9 +123,17 @@ def _warmup(context: Context) -> list[Step]:
 
 
 def _sweep(context: Context) -> list[Step]:
-    from ops import redeploy
+    from ops import measuring
 
-    return [Step(name="sweep", title="Sweep", do=redeploy.run_sweep, deadline_s=6 * 3600)]
+    return [Step(name="sweep", title="Sweep", do=measuring.run_sweep, deadline_s=measuring.deadline_s(context))]
+
+
+def _noise_floor(context: Context) -> list[Step]:
+    """Its step is a sweep's, so that pages show it as one."""
+    from ops import measuring
+
+    return [Step(name="sweep", title="Noise floor", do=measuring.measure_noise_floor,
+                 deadline_s=measuring.deadline_s(context, default_repeats=measuring.NOISE_RUNS))]
 
 
 def _purge(context: Context) -> list[Step]:
@@ -256,6 +264,7 @@ KINDS: dict[str, Kind] = {kind.name: kind for kind in (
     Kind(name="smoke-set", title="Set the smoke suite of", locks=_service_lock, steps=_smoke_set),
     Kind(name="warmup", title="Watch warmup of", locks=_no_lock, steps=_warmup, mutates=False),
     Kind(name="sweep", title="Sweep", locks=_service_lock, steps=_sweep),
+    Kind(name="noise-floor", title="Measure the noise floor of", locks=_service_lock, steps=_noise_floor),
     Kind(name="purge", title="Purge", locks=_purge_lock, steps=_purge),
     Kind(name="smoke", title="Smoke tests", locks=_service_lock, steps=_smoke),
     Kind(name="integrity", title="Integrity of", locks=_no_lock, steps=_integrity, mutates=False),

@@ -1,74 +1,84 @@
-"""The watch after a redeploy: one new sweep against the service's pinned baseline. A single sweep decides nothing, so it is only said whether it lies
-within the noise floor; three runs a side, interleaved or not, then decide."""
+"""The watch after a redeploy: what was just measured against the service's pinned baseline. A single sweep decides nothing, so it is only said
+whether it lies within the noise floor; with three runs a side, interleaved or not, there is a verdict."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ops.benchmark.comparing import keys, readings, student
+from ops.benchmark.comparing import keys, readings
 from ops.benchmark.comparing.floors import Floors
-from ops.benchmark.comparing.verdicts import METRICS, NOT_TESTED, WITHIN, compare_errors, floor_words, percent
+from ops.benchmark.comparing.verdicts import BETTER, METRICS, NOT_DECIDED, VERDICTS, WITHIN, WORSE, compare_errors, compare_values, percent
 
 NOT_REPORTED = "not reported"
 
 
-def watch(document: Mapping[str, Any], baseline: Sequence[Mapping[str, Any]], floors: Floors | Iterable[Any] | None = None, *,
-          label: str = "") -> dict[str, Any]:
-    """The data of REGRESSION: {baseline {run_ids, label, release, interleaved: false}, levels [{load, value, label, comparable, why, metrics
-    [{metric, title, ratio, floor, floor_from, word}], errors}], words [sentence], outside (how many metrics lie outside)}.
+def watch(document: Mapping[str, Any] | Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]],
+          floors: Floors | Iterable[Any] | None = None, *, label: str = "") -> dict[str, Any]:
+    """The data of REGRESSION: {baseline {run_ids, label, release, interleaved: false}, run_ids, levels [{load, value, label, comparable, why, metrics
+    [{metric, title, ratio, low, high, floor, floor_from, word, more_runs}], errors}], words [sentence], outside (how many metrics lie outside)}.
 
-    `word`: "within the noise floor", "outside it (−6.2 %), not tested", or "not reported". Of several baseline runs the geometric mean counts. A
-    level whose key differs from the baseline's is not held against it: `why` says what differs.
+    `document`: the run, or several that are one side. `word`: "within the noise floor", "outside it (−6.2 %), not tested" or "not reported"; a
+    verdict only where both sides have three runs. Of several runs the geometric mean counts. A level whose key differs from the baseline's is not
+    held against it: `why` says what differs.
     """
     known = Floors.of(floors)
+    news = readings.by_time([document] if isinstance(document, Mapping) else document)
     runs = readings.by_time(baseline)
-    blocked = _blocked(document, runs)
-    levels = [] if blocked else [_level(document, level, runs, known) for level in readings.levels(document) if readings.whole(level)]
-    levels.sort(key=lambda level: (level["load"], level["value"]))
+    blocked = _blocked(news, runs)
+    places = sorted({readings.place(level) for one in news for level in readings.levels(one) if readings.whole(level)})
+    levels = [] if blocked else [_level(place, news, runs, known) for place in places]
     releases = {text for run in runs if (text := readings.text(readings.mapping(run.get("fingerprint")).get("release")))}
     return {
         "baseline": {"run_ids": [readings.text(run.get("run_id")) for run in runs], "label": label, "release": releases.pop() if len(releases) == 1
                      else None, "interleaved": False},
-        "levels": levels, "outside": sum(1 for level in levels for one in level["metrics"] if one["word"].startswith("outside")),
+        "run_ids": [readings.text(run.get("run_id")) for run in news], "levels": levels,
+        "outside": sum(1 for level in levels for one in level["metrics"] if _outside(one)),
         "words": [f"Not held against the baseline: {blocked}"] if blocked else _words(levels),
     }
 
 
-def _blocked(document: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
-    if not runs:
-        return "it has no run"
-    if any(bool(run.get("practice")) != bool(document.get("practice")) for run in runs):
+def _outside(one: Mapping[str, Any]) -> bool:
+    return one["word"].startswith("outside") or one["word"] in (WORSE, BETTER)
+
+
+def _blocked(news: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> str:
+    if not runs or not news:
+        return "it has no run" if not runs else "nothing was measured"
+    every = [*news, *runs]
+    if len({bool(run.get("practice")) for run in every}) > 1:
         return "practice is never held against real"
-    if any(readings.tool(run) != readings.tool(document) or readings.is_ours(run) != readings.is_ours(document) for run in runs):
+    if len({(readings.tool(run), readings.is_ours(run)) for run in every}) > 1:
         return "another tool measured it"
     return ""
 
 
-def _level(document: Mapping[str, Any], level: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], floors: Floors) -> dict[str, Any]:
-    load, value = readings.place(level)
+def _found(place: tuple[str, float], runs: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """(run, level) of those runs that have the level, measured to its end."""
+    return [(run, level) for run in runs for level in readings.levels(run) if readings.place(level) == place and readings.whole(level)]
+
+
+def _level(place: tuple[str, float], news: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]], floors: Floors) -> dict[str, Any]:
+    load, value = place
     made: dict[str, Any] = {"load": load, "value": value, "label": readings.place_words(load, value), "comparable": False, "why": "", "metrics": [],
                             "errors": ""}
-    pairs = [(run, one) for run in runs for one in readings.levels(run) if readings.place(one) == (load, value) and readings.whole(one)]
-    if not pairs:
+    new, old = _found(place, news), _found(place, runs)
+    if not old:
         return made | {"why": "the baseline has no such level"}
-    key = keys.level_key(document, level)
-    for run, one in pairs:
-        if found := keys.differences(keys.level_key(run, one), key):
+    key = keys.level_key(*new[0])
+    for run, level in [*old, *new[1:]]:
+        if found := keys.differences(keys.level_key(run, level), key):
             told = "; ".join(f"{keys.TITLES[name]} ({keys.shown(name, a)} then, {keys.shown(name, b)} now)" for name, a, b in found[:4])
             return made | {"why": f"not asked the same: {told}"}
-    olds = [one for _, one in pairs]
-    errors = compare_errors(olds, [level])
+    before, after = [level for _, level in old], [level for _, level in new]
+    errors = compare_errors(before, after)
     metrics = []
     for name, metric in METRICS.items():
-        half_width, source = floors.lookup(load, value, name)
-        old = [number for one in olds if (number := readings.positive(one.get(name))) is not None]
-        new = readings.positive(level.get(name))
-        ratio = new / math.exp(student.mean([math.log(number) for number in old])) if new is not None and old else None
-        metrics.append({"metric": name, "title": metric.title, "ratio": ratio, "floor": half_width, "floor_from": source,
-                        "word": NOT_REPORTED if ratio is None else floor_words(ratio, half_width)})
-    return made | {"comparable": True, "metrics": metrics, "errors": errors.note if errors.word == NOT_TESTED else ""}
+        one = compare_values([level.get(name) for level in before], [level.get(name) for level in after], name, floors.lookup(load, value, name))
+        word = NOT_REPORTED if one.ratio is None else errors.word if errors.word in VERDICTS else one.word if one.word in VERDICTS else one.note
+        metrics.append({"metric": name, "title": metric.title, "ratio": one.ratio, "low": one.low, "high": one.high, "floor": one.floor,
+                        "floor_from": one.floor_from, "word": word, "more_runs": one.more_runs})
+    return made | {"comparable": True, "metrics": metrics, "errors": errors.note}
 
 
 def _words(levels: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -78,16 +88,24 @@ def _words(levels: Sequence[Mapping[str, Any]]) -> list[str]:
         if not level["comparable"]:
             told.append(f"{level['label']}: not held against the baseline, {level['why']}")
             continue
-        outside = [one for one in level["metrics"] if one["ratio"] is not None and one["word"] != WITHIN]
-        within = [one for one in level["metrics"] if one["word"] == WITHIN]
-        if outside:
-            names = ", ".join(f"{one['title']} ({percent(one['ratio'])})" for one in outside)
-            rest = "; the others within it" if within else ""
-            sentence = f"{level['label']}: outside the noise floor, not tested: {names}{rest}"
-        elif within:
-            names = ", ".join(f"{one['title']} {percent(one['ratio'])}" for one in within[:2])
-            sentence = f"{level['label']}: {WITHIN} ({names})"
-        else:
-            sentence = f"{level['label']}: nothing to hold against the baseline"
+        sentence = f"{level['label']}: {_sentence(level['metrics'])}"
         told.append(f"{sentence}; {level['errors']}" if level["errors"] else sentence)
     return told
+
+
+def _sentence(metrics: Sequence[Mapping[str, Any]]) -> str:
+    by_word: dict[str, list[Mapping[str, Any]]] = {}
+    for one in metrics:
+        if one["ratio"] is not None:
+            by_word.setdefault("outside" if one["word"].startswith("outside") else one["word"], []).append(one)
+    if not by_word:
+        return "nothing to hold against the baseline"
+    if "outside" in by_word:
+        return f"outside the noise floor, not tested: {_named(by_word['outside'])}{'; the others within it' if WITHIN in by_word else ''}"
+    if WITHIN in by_word:
+        return f"{WITHIN} ({_named(by_word[WITHIN][:2])})"
+    return "; ".join(f"{word}: {_named(by_word[word])}" for word in (WORSE, BETTER, NOT_DECIDED, "same") if word in by_word)
+
+
+def _named(metrics: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{one['title']} {percent(one['ratio'])}" for one in metrics)

@@ -70,6 +70,13 @@ def test_a_good_release_becomes_one_file_with_all_that_is_needed(service: Servic
     assert made["fingerprint"]["packages"]["vllm"] == made["version"] == "0.16.0rc2.dev313+practice"
 
 
+def test_a_level_of_a_rate_keeps_it(service: ServiceRecord, good: Path):
+    rate = LEVEL | {"load": "open", "value": 2.5, "concurrency": None}
+    made = recipe.make(service, good, reference={"sweep": {"run_id": "r1", "preset": "latency", "at": 5.0, "levels": [LEVEL, rate]}})
+    closed, opened = made["reference"]["sweep"]["levels"]
+    assert "load" not in closed and (opened["load"], opened["value"], opened["concurrency"]) == ("open", 2.5, None)
+
+
 def test_secrets_are_left_out_and_named_as_to_be_set(service: ServiceRecord, good: Path):
     made = recipe.make(service, good)
     assert "canary" not in json.dumps(made)

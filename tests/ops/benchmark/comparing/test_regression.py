@@ -27,7 +27,7 @@ def test_a_sweep_outside_it_says_by_how_much_and_that_nothing_was_tested() -> No
     told = watch(run(level(8, 250.0, ttft_p50_ms=None)), side([277, 280, 274]))
     assert metric(told)["word"] == "outside it (−9.7 %), not tested"
     assert metric(told, "ttft_p50_ms")["word"] == "not reported"
-    assert "outside the noise floor, not tested: Output throughput (−9.7 %)" in told["words"][0]
+    assert "outside the noise floor, not tested: Output throughput −9.7 %" in told["words"][0]
     assert not {"better", "worse", "same"} & set(" ".join(told["words"]).split())
 
 
@@ -40,6 +40,13 @@ def test_a_level_that_was_asked_something_else_is_not_held_against_it() -> None:
     told = watch(run(level(8, 250.0), level(1, 60.0)), side([277], settings={"max_tokens": 512}))
     assert told["words"] == ["C=1: not held against the baseline, the baseline has no such level",
                              "C=8: not held against the baseline, not asked the same: output tokens asked for (512 then, 128 now)"]
+
+
+def test_three_new_runs_against_three_get_verdicts() -> None:
+    told = watch(side([250, 252, 248], start=1000), side([277, 280, 274]))
+    assert metric(told)["word"] == "worse"
+    assert told["words"][0].startswith("C=8: worse: Output throughput −9.7 %, TPOT P50 +10.8 %")
+    assert len(told["run_ids"]) == 3
 
 
 def test_new_errors_are_told() -> None:
