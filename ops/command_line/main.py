@@ -187,17 +187,32 @@ def _records(add: Add, commands: argparse._SubParsersAction[argparse.ArgumentPar
 
 
 def _measure(add: Add) -> None:
-    from ops.command_line.measuring import server_options, whole_numbers
+    from ops.command_line.measuring import numbers, objective, server_options, whole_numbers
 
-    bench = add("bench", "measuring:bench", "measure a chat endpoint over concurrencies")
+    bench = add("bench", "measuring:bench", "measure a chat (or completions) endpoint over concurrencies or rates")
     server_options(bench)
-    bench.add_argument("--preset", choices=("quick", "story", "custom"), default="custom", help="what the other options start from (default: custom)")
-    bench.add_argument("--concurrency", type=whole_numbers, metavar="1,8,32", help="levels: requests in flight")
+    bench.add_argument("--preset", choices=("quick", "story", "capacity", "latency", "custom"), default="custom",
+                       help="what the other options start from (default: custom)")
+    bench.add_argument("--concurrency", type=whole_numbers, metavar="1,8,32", help="levels: requests in flight (closed loop)")
+    bench.add_argument("--rate", type=numbers, metavar="0.5,1,2", help="levels: requests a second, whatever is in flight (open loop)")
+    bench.add_argument("--max-in-flight", type=int, metavar="N", help="of an open loop: others wait, which is their queue delay (default: no cap)")
     bench.add_argument("--max-tokens", type=int, metavar="N", help="output tokens of each request")
     bench.add_argument("--requests", type=whole_numbers, metavar="N[,N]", help="requests of each level, one number for all or one each")
     bench.add_argument("--natural", action="store_true", help="let the model end when it wants (default: exactly N tokens, for capacity)")
     bench.add_argument("--burst", action="store_true", default=None, help="start all slots at once (default: staggered over one request)")
-    bench.add_argument("--prompt-words", type=int, metavar="N", help="length of the synthetic prompts")
+    bench.add_argument("--shuffle", action="store_true", help="levels in an order drawn by seed (default: ascending)")
+    lengths = bench.add_mutually_exclusive_group()
+    lengths.add_argument("--prompt-words", type=int, metavar="N", help="length of the synthetic prompts in words")
+    lengths.add_argument("--prompt-tokens", type=int, metavar="N", help="length of the synthetic prompts in tokens, measured on the server")
+    lengths.add_argument("--prompts", metavar="FILE", help="prompts of a JSONL file: prompt, messages, conversations (ShareGPT), or a text a line")
+    bench.add_argument("--completions", action="store_true", help="measure /v1/completions: hides a reasoning model's thinking")
+    bench.add_argument("--reasoning", choices=("on", "off"), help="switch it in the chat template (default: as the server has it)")
+    bench.add_argument("--temperature", type=float, metavar="T", help="default: 0")
+    bench.add_argument("--slo", type=objective, action="append", metavar="NAME=LIMIT",
+                       help="an objective for goodput: ttft_ms, tpot_ms or e2e_s (may be repeated)")
+    bench.add_argument("--repeats", type=int, metavar="N", help="run it so many times, each with prompts of its own (three a side decide)")
+    bench.add_argument("--against", metavar="URL", help="another server, run in turn (A B B A A B) and compared")
+    bench.add_argument("--against-model", metavar="NAME", help="its model (default: --model, or its only one)")
     bench.add_argument("--level-seconds", type=float, metavar="S", help="time limit of a level")
     bench.add_argument("--timeout", type=float, metavar="S", help="time limit of one request")
     bench.add_argument("--seed", type=int, metavar="N", help="seed of the prompts (default: 1)")
@@ -211,6 +226,13 @@ def _measure(add: Add) -> None:
     form = compare.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="print CSV: a row for each level, metric and side")
     form.add_argument("--markdown", action="store_true", help="print Markdown")
+    convert = add("convert", "converting:convert", "results of this and other tools (vllm bench, guidellm, aiperf, inference-perf, SGLang, "
+                  "InferenceX), read and written in another form")
+    convert.add_argument("file", metavar="FILE", nargs="+", help="results that belong together (points of one sweep, stages of one run), a zip of "
+                         "them, or a run's folder")
+    convert.add_argument("--to", choices=("json", "csv", "markdown", "vllm"), default="json", help="vllm: a line a level, as `vllm bench serve "
+                         "--append-result` writes (default: json)")
+    convert.add_argument("--output", metavar="FILE", help="write it there instead of printing it; nothing that is there is overwritten")
     smoke = add("smoke", "measuring:smoke", "ask a server questions, or a service its own suite (as a job): facts, code, reasoning, tool calls")
     server_options(smoke, or_service=True)
     smoke.add_argument("--only", action="append", metavar="NAME", help="only this test (may be repeated)")

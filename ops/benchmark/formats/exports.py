@@ -41,30 +41,31 @@ def harmless(cell: Any) -> Any:
     return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@") or text[:1] in ("\t", "\r", "\n") else text
 
 
-def to_csv(document: Mapping[str, Any]) -> str:
-    """A row a level, with what the run is in the first columns; an empty cell is not known."""
+def to_csv(*documents: Mapping[str, Any]) -> str:
+    """A row a level of each run, with what the run is in the first columns; an empty cell is not known."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
     writer.writerow([*RUN_COLUMNS, *LEVEL_COLUMNS])
-    run = [harmless(cell) for cell in _run_cells(document)]
-    for level in document["levels"]:
-        writer.writerow([*run, *(harmless(_cell(level.get(name))) for name in LEVEL_COLUMNS)])
+    for document in documents:
+        run = [harmless(cell) for cell in _run_cells(document)]
+        for level in document["levels"]:
+            writer.writerow([*run, *(harmless(_cell(level.get(name))) for name in LEVEL_COLUMNS)])
     return out.getvalue()
 
 
-def to_json(document: Mapping[str, Any]) -> str:
-    """The document itself, as this product reads it again. Raises ValueError for a number that JSON has not (none is in a document of ours)."""
+def to_json(document: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
+    """The document itself (or several), as this product reads it again. Raises ValueError for a number that JSON has not; ours have none."""
     return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def to_markdown(document: Mapping[str, Any]) -> str:
     """What the run is, its levels as a table, and what must be known to read it."""
-    title = document["label"] or document["model"] or "A sweep"
+    title = ", ".join(part for part in (document["model"], document["label"]) if part) or "A sweep"
     lines = [f"# {_md(title)}", ""]
     if document["practice"]:
         lines += ["**PRACTICE**: numbers of the practice box, not of a GPU", ""]
     facts = [(name.replace("_", " "), cell) for name, cell in zip(RUN_COLUMNS, _run_cells(document), strict=True)
-             if cell not in ("", None) and name not in ("practice", "label")]
+             if cell not in ("", None) and name not in ("practice", "label", "model")]
     lines += [f"- {name}: {_md(str(cell))}" for name, cell in facts]
     if document["origin"] != "roundhouse":
         lines.append("- these numbers are another tool's, by its own definitions; what it does not report is n/a")
@@ -107,7 +108,7 @@ def to_vllm_bench(document: Mapping[str, Any], level: Mapping[str, Any], records
     good = [record for record in records or () if record.ok and record.times]
     single = _single(good)
     for name, theirs, unit, scale in (("ttft", "ttft", "ms", 1), ("tpot", "tpot", "ms", 1), ("icl", "itl", "ms", 1), ("e2e", "e2el", "s", 1000)):
-        told = spread_of(single[name]) if single.get(name) else {part: _scaled(level.get(f"{name}_{part}_{unit}"), scale) for part in PARTS}
+        told = spread_of(single[name]) if single.get(name) else {part: _scaled(_known(level, f"{name}_{part}_{unit}"), scale) for part in PARTS}
         made |= {f"mean_{theirs}_ms": told.get("mean"), f"median_{theirs}_ms": told.get("p50"), f"std_{theirs}_ms": _deviation(single.get(name))}
         made |= {f"p{p}_{theirs}_ms": told.get(f"p{p}") for p in PERCENTILES}
     made |= {
@@ -156,6 +157,11 @@ def _deviation(values: Sequence[float] | None) -> float | None:
         return None
     mean = math.fsum(values) / len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+
+
+def _known(level: Mapping[str, Any], name: str) -> Any:
+    """A level's number; where ours hides a percentile of few samples, what the tool reported."""
+    return level[name] if level.get(name) is not None else (level.get("reported") or {}).get(name)
 
 
 def _scaled(value: Any, scale: int) -> float | None:

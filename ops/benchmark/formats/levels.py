@@ -32,7 +32,8 @@ NUMBERS = (
     "requests", "sent", "finished", "errors", "unfinished", "error_rate", "output_tok_s", "steady_output_tok_s", "whole_output_tok_s",
     "steady_requests_s", "whole_requests_s", "steady_s", "whole_s", "output_tok_s_per_gpu", "gpu_count", "output_tokens", "reasoning_tokens",
     "content_tokens", "prompt_tokens", "prompt_tokens_mean", "chunks", "tokens_per_chunk", "queue_max_ms", "interactivity_tok_s_user",
-    "spread_p99_p50", "scaling_x", "scaling_efficiency", "length_before_content", "bunched_share", "power_mean_w", "tokens_per_joule", "energy_j",
+    "spread_p99_p50", "scaling_x", "scaling_efficiency", "length_before_content", "bunched_share", "whole_answers_share",
+    "power_mean_w", "tokens_per_joule", "energy_j",
     "client_lag_p50_ms", "client_lag_p99_ms", "client_lag_max_ms", "client_cpu_share", "connects_in_level", "retries", "goodput_s",
     "goodput_left_out", "offered_s", "achieved_s", "kernel_delay_p50_us", "kernel_delay_p99_us", "kernel_delay_max_us", "max_tokens",
     "prompt_words", "prompt_tokens_asked", "temperature", "started_at")
