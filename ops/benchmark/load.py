@@ -14,9 +14,7 @@ import gc
 import math
 import random
 import resource
-import threading
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,11 +23,13 @@ from typing import Any
 
 from ops.benchmark.chat_client import ChatClient
 from ops.benchmark.chat_stream import settle
+from ops.benchmark.client_cost import CostMeter
 from ops.benchmark.live_view import Beside, Flight, LiveSecond, LiveView, StreamWatch
-from ops.benchmark.metrics import MS, ClientCost, S, percentile
+from ops.benchmark.metrics import ClientCost, S
 from ops.benchmark.presets import LevelPlan, SweepSettings
 from ops.benchmark.prompts import Prompts, SyntheticPrompts, as_text
 from ops.benchmark.request_record import ErrorKind, RequestRecord
+from ops.benchmark.socket_loop import SocketLoop
 from ops.benchmark.stamped_connection import RawResponse, StampedConnection
 from ops.jobs.errors import BadInput, OpsError
 
@@ -39,7 +39,8 @@ RETRY_AFTER_MOST_S = 120.0  # waited for in one level's warm-up
 FILES_BESIDE = 64  # descriptors that we need for other things
 MAX_IN_FLIGHT = 2048  # of an open loop without a cap of its own: descriptors end somewhere
 SPARE_CONNECTIONS = 8  # opened before an open loop's level, above what it should need
-TIMER_NS = 1_500_000  # uvloop's timers have a resolution of 1 ms
+TIMER_NS = 1_500_000  # what is left to the loop's turns: most loops' timers are good to a millisecond
+FINE_TIMER_NS = 150_000  # as much of our own loop
 MADE_AHEAD = 128 * 1024 * 1024  # bytes of requests that wait to be sent: 20,000 long prompts would take gigabytes
 MAX_RESPONSE = 64 * 1024 * 1024  # bytes; 32,768 chunks of 500 bytes are 16 MB
 
@@ -74,40 +75,6 @@ class _Slot:
     request: bytes = b""
     watch: StreamWatch = field(default_factory=StreamWatch)
     open: bool = True
-
-
-class LagProbe:
-    """How late the event loop serves what is ready: a thread stamps a wake-up, the loop stamps its arrival.
-
-    A timer would not do: uvloop's timers have a resolution of 1 ms, as much as what is measured.
-    """
-
-    def __init__(self, every_s: float = 0.025) -> None:
-        self.lags: array[int] = array("q")
-        self._every_s = every_s
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        def knock() -> None:
-            while not self._stop.wait(self._every_s):
-                try:
-                    loop.call_soon_threadsafe(self._heard, perf_counter_ns())
-                except RuntimeError:  # the loop has been closed
-                    return
-
-        self._thread = threading.Thread(target=knock, name="lag-probe", daemon=True)
-        self._thread.start()
-
-    def _heard(self, knocked: int) -> None:
-        self.lags.append(perf_counter_ns() - knocked)
-
-    def stop(self) -> list[float]:
-        """Ends the thread; all lags in ns, sorted."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-        return sorted(self.lags)
 
 
 def allow_files(concurrency: int) -> None:
@@ -198,11 +165,11 @@ class Level:
         if self.beside is not None:
             await loop.run_in_executor(None, self.beside.read)  # the level's edge, before anything of it is sent
         reader = asyncio.create_task(self._read_streams())
-        probe = LagProbe()
-        probe.start(loop)
+        meter = CostMeter()
         gc.collect()
         gc.disable()
-        cpu, started_at, self._t0 = time.process_time_ns(), time.time(), perf_counter_ns()
+        meter.start(loop)
+        started_at, self._t0 = time.time(), perf_counter_ns()
         self._view.start(self._t0)
         if self.beside is not None:
             self.beside.start(self._t0)
@@ -214,9 +181,9 @@ class Level:
                 self._fill(loop)
             await self._watch()
         finally:
-            wall, cpu = perf_counter_ns() - self._t0, time.process_time_ns() - cpu
             gc.enable()
-            lags = probe.stop()
+            cost = meter.stop([slot.connection for slot in self._slots if slot.connection is not None], connects=self._connects,
+                              retries=self._retries)
             for slot in self._slots:
                 slot.open = False
                 if slot.connection is not None:
@@ -226,11 +193,6 @@ class Level:
             self._over.set()
             self._work.set()
         await reader
-        lag50, lag99, most = percentile(lags, 50), percentile(lags, 99), lags[-1] if lags else None
-        cost = ClientCost(
-            lag_p50_ms=None if lag50 is None else lag50 / MS, lag_p99_ms=None if lag99 is None else lag99 / MS,
-            lag_max_ms=None if most is None else most / MS, cpu_share=cpu / wall if wall else None,
-            connects_in_level=self._connects, retries=self._retries)
         return LevelOutcome(self.plan, self._records, self._t0, started_at, cost, self._stopped)
 
     def _connections_wanted(self) -> int:
@@ -303,16 +265,17 @@ class Level:
     def _arrive(self) -> None:
         """An open loop's arrivals: sends what is due, and comes again for the next."""
         loop = asyncio.get_running_loop()
+        turns = FINE_TIMER_NS if isinstance(loop, SocketLoop) else TIMER_NS
         while self._arrivals and not self._stopped:
             wanted = self._t0 + self._arrivals[0]
             if wanted > self._t0 + self._limit_ns:
                 self._stopped = "time"
                 break
             early = wanted - perf_counter_ns()
-            if early > TIMER_NS:
-                loop.call_later((early - TIMER_NS) / S, self._arrive)
+            if early > turns:
+                loop.call_later((early - turns) / S, self._arrive)
                 return
-            if early > 0:  # a timer of the loop is only good to a millisecond: the rest goes by in its turns
+            if early > 0:  # timers are only so good: the rest goes by in the loop's turns
                 loop.call_soon(self._arrive)
                 return
             self._arrivals.popleft()

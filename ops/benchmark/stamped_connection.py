@@ -255,10 +255,11 @@ class PlainConnection(StampedConnection):
     appended to the selector's `delays`.
     """
 
-    __slots__ = ("_clock", "_delays", "_number", "_recv", "_recvmsg", "_selector", "_unsent", "kernel_stamps")
+    __slots__ = ("_clock", "_delays", "_number", "_raw", "_recv", "_recvmsg", "_selector", "_unsent", "kernel_stamps")
 
     def __init__(self, raw_socket: socket.socket, selector: DirectSelector, *, kernel_stamps: bool = True) -> None:
         super().__init__(raw_socket)
+        self._raw = raw_socket
         self._selector, self._clock, self._delays = selector, selector.clock, selector.delays
         self._recvmsg, self._recv, self._number = raw_socket.recvmsg, raw_socket.recv, raw_socket.fileno()
         self._unsent = b""
@@ -328,11 +329,6 @@ class PlainConnection(StampedConnection):
     def _write_later(self, rest: bytes) -> None:
         self._unsent = rest
         self._selector.watch_writing(self._number, True)
-
-    @property
-    def _raw(self) -> socket.socket:
-        assert self._socket is not None
-        return self._socket
 
     def _lost(self, error: OSError | None) -> bool:
         self._shut()

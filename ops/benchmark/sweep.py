@@ -1,12 +1,13 @@
 """A sweep: is this the right model, then level after level of load, told as it goes, and kept whatever happens.
 
-`run` is what a job's step and the command line call. It blocks; the event loop lives inside (uvloop where there is one).
+`run` is what a job's step and the command line call. It blocks; the event loop lives inside (ops/benchmark/socket_loop.py; uvloop for TLS).
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ops.benchmark import socket_loop
 from ops.benchmark.beside import Gpus, GpusAndServer
 from ops.benchmark.chat_client import ChatClient
 from ops.benchmark.comparing.keys import sweep_key
@@ -57,7 +59,7 @@ def run(settings: SweepSettings, *, emit: Reporter, cancel: Callable[[], bool] =
     part = Part(group, group_index, repeats) if group is not None else None
     sweep = _Sweep(settings, endpoint, emit, cancel, runs_folder, fingerprint or {}, gpus, api_key, run_id or str(uuid.uuid4()), prompts, part)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=_loop_factory(settings.base_url)) as runner:
             return runner.run(sweep.run())
     finally:
         sweep.beside.close()
@@ -75,7 +77,10 @@ class Part:
         return {"group": self.group, "group_index": self.group_index, "repeats": self.repeats}
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def _loop_factory(base_url: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Our own loop where it can read the sockets itself (plain TCP on Linux); else uvloop, whose TLS is the cheapest; else asyncio's."""
+    if base_url.startswith("http://") and sys.platform.startswith("linux"):
+        return socket_loop.new_event_loop
     try:
         import uvloop
     except ImportError:

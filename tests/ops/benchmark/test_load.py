@@ -9,8 +9,9 @@ from array import array
 
 import pytest
 
+from ops.benchmark.client_cost import LagProbe
 from ops.benchmark.live_view import first_text, text_events
-from ops.benchmark.load import LagProbe, allow_files
+from ops.benchmark.load import allow_files
 from ops.jobs.errors import BadInput
 from tests.fakes.scripted_server import STREAM_HEAD, chunk, event, good_stream
 

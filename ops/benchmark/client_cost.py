@@ -1,0 +1,90 @@
+"""What the client itself costs while a level runs, and how late it was: the meter beside the load engine."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Sequence
+from time import perf_counter_ns
+
+from ops.benchmark.metrics import MS, ClientCost, percentile
+from ops.benchmark.socket_loop import SocketLoop
+from ops.benchmark.stamped_connection import StampedConnection
+
+SWITCH_S = 0.0005  # another thread of ours (server's metrics, GPUs) may keep the interpreter so long; Python's default is 5 ms
+US = 1000
+
+
+class LagProbe:
+    """How late the event loop serves what is ready: a thread stamps a wake-up, the loop stamps its arrival.
+
+    A timer would not do: an event loop's timers are good to a millisecond, as much as what is measured.
+    """
+
+    def __init__(self, every_s: float = 0.025) -> None:
+        self.lags: array[int] = array("q")
+        self._every_s = every_s
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        def knock() -> None:
+            while not self._stop.wait(self._every_s):
+                try:
+                    loop.call_soon_threadsafe(self._heard, perf_counter_ns())
+                except RuntimeError:  # the loop has been closed
+                    return
+
+        self._thread = threading.Thread(target=knock, name="lag-probe", daemon=True)
+        self._thread.start()
+
+    def _heard(self, knocked: int) -> None:
+        self.lags.append(perf_counter_ns() - knocked)
+
+    def stop(self) -> list[float]:
+        """Ends the thread; all lags in ns, sorted."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        return sorted(self.lags)
+
+
+class CostMeter:
+    """From `start` to `stop`, once: the loop's lag, the process's CPU, and how long segments had waited for us where the kernel stamps them.
+
+    While it runs, threads hand the interpreter over more often: a stream without kernel stamps must not wait for another thread's parsing.
+    """
+
+    def __init__(self) -> None:
+        self._probe = LagProbe()
+        self._delays: array[int] | None = None
+        self._cpu = self._wall = 0
+        self._switch_s = sys.getswitchinterval()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        if isinstance(loop, SocketLoop):
+            self._delays = loop.direct.delays
+            del self._delays[:]
+        sys.setswitchinterval(SWITCH_S)
+        self._probe.start(loop)
+        self._cpu, self._wall = time.process_time_ns(), perf_counter_ns()
+
+    def stop(self, connections: Sequence[StampedConnection], *, connects: int, retries: int) -> ClientCost:
+        """What it was. Stamps count as the kernel's if every one of the connections had them."""
+        wall, cpu = perf_counter_ns() - self._wall, time.process_time_ns() - self._cpu
+        sys.setswitchinterval(self._switch_s)
+        lags = self._probe.stop()
+        delays = sorted(self._delays) if self._delays else []
+        kernel = bool(delays) and all(connection.kernel_stamps for connection in connections)
+        return ClientCost(
+            lag_p50_ms=_in(MS, percentile(lags, 50)), lag_p99_ms=_in(MS, percentile(lags, 99)), lag_max_ms=_in(MS, lags[-1] if lags else None),
+            cpu_share=cpu / wall if wall else None, connects_in_level=connects, retries=retries, stamps="kernel" if kernel else "own",
+            kernel_delay_p50_us=_in(US, percentile(delays, 50)), kernel_delay_p99_us=_in(US, percentile(delays, 99)),
+            kernel_delay_max_us=_in(US, delays[-1] if delays else None))
+
+
+def _in(unit: float, value: float | None) -> float | None:
+    return None if value is None else value / unit
