@@ -163,12 +163,11 @@ def floors(sides: Sequence[Chosen]) -> Floors:
 
 def centre(values: Iterable[Any]) -> float | None:
     """One number of a side's runs: their geometric mean, since ratios are what is compared. None where no run has it."""
-    known = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    known = [number for value in values if (number := readings.finite(value)) is not None]
     if not known:
         return None
-    if min(known) <= 0:
-        return fsum(known) / len(known)
-    return exp(fsum(log(value) for value in known) / len(known))
+    mean = exp(fsum(log(value) for value in known) / len(known)) if min(known) > 0 else fsum(known) / len(known)
+    return float(f"{mean:.7g}")
 
 
 def levels(side: Chosen, load: str) -> dict[float, list[Mapping[str, Any]]]:
