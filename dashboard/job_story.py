@@ -11,6 +11,7 @@ from typing import Any
 
 from django.utils import timezone
 
+from dashboard import charts
 from dashboard.estimates import EARLIER, Usual, usual
 from dashboard.models import BenchmarkRun, Job, JobEvent, JobStep
 from dashboard.templatetags.roundhouse import clock, clock_unit, rate, short_release, size
@@ -355,19 +356,24 @@ def _facts_during(job: Job, known: Usual, run: BenchmarkRun | None, live: dict[s
 def _sweep_facts(run: BenchmarkRun, live: dict[str, Any] | None) -> list[dict[str, Any]]:
     levels = list(run.levels.all())
     single = next((lv for lv in levels if lv.concurrency == 1 and lv.output_tok_s is not None), None)
-    latest = max((lv for lv in levels if lv.state == "done"), key=lambda lv: lv.concurrency, default=None)
+    latest = max((lv for lv in levels if lv.state == "done"), key=lambda lv: lv.value, default=None)
     errors, ended = sum(lv.errors for lv in levels), sum(lv.finished + lv.errors for lv in levels)
     base = {"errors": errors, "ended": ended}  # to which job_page.js adds those of the level that runs
-    if live and live.get("throughput_so_far_tok_s"):
-        c, tput = live["concurrency"], live["throughput_so_far_tok_s"]
-        now = _cell("Output throughput, live", rate(tput), "tok/s", small=f"at C = {c}, {rate(tput / c)} per user", key="tput")
-        errors, ended = errors + (live.get("errors") or 0), ended + (live.get("finished") or 0) + (live.get("errors") or 0)
+    level = charts.told_level(live) if live else None
+    tput = charts.number(live.get("throughput_so_far_tok_s")) if live else None
+    if live and level and tput:
+        each = f", {rate(tput / level[1])} per user" if level[0] == "closed" and level[1] else ""
+        now = _cell("Output throughput, live", rate(tput), "tok/s", small=f"at {charts.level_name(*level)}{each}", key="tput")
+        failed = int(charts.number(live.get("errors")) or 0)
+        errors, ended = errors + failed, ended + int(charts.number(live.get("finished")) or 0) + failed
     elif latest is not None:
-        now = _cell("Output throughput", rate(latest.output_tok_s), "tok/s", small=f"at C = {latest.concurrency}, the last level", key="tput")
+        at = charts.level_name(latest.load, latest.value)
+        now = _cell("Output throughput", rate(latest.output_tok_s), "tok/s", small=f"at {at}, the last level", key="tput")
     else:
         now = _cell("Output throughput", "not yet", small="before the first level", key="tput")
     measured = (rate(single.output_tok_s), "tok/s") if single else ("not yet", "")
-    return [now, _cell("Single stream", *measured, small=target_words(run, single) if single else "level C = 1", key="single"),
+    small = target_words(run, single) if single else "level C = 1" if charts.load_of(run, levels) == "closed" else "not of an open loop"
+    return [now, _cell("Single stream", *(measured if single or charts.load_of(run, levels) == "closed" else ("n/a", "")), small=small, key="single"),
             _cell("Errors", errors, small=f"of {ended:,} requests", tone="fail" if errors else "", key="errors") | {"base": base}]
 
 
@@ -581,45 +587,51 @@ def warmup_parts(warmup: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def level_rows(run: BenchmarkRun) -> list[dict[str, Any]]:
-    """The levels table: measured ones, the running one, and those to come."""
-    measured = {level.concurrency: level for level in run.levels.all()}
-    asked = [int(c) for c in (run.settings or {}).get("concurrencies") or []]
-    wanted = sorted({*measured, *asked})
+    """The levels table: measured ones, the running one, and those to come. `c` is None for a rate."""
+    levels = list(run.levels.all())
+    load = charts.load_of(run, levels)
+    measured = {level.value: level for level in levels if level.load == load}
+    asked = charts.wanted(run, load)
     rows = []
-    for c in wanted:
-        level = measured.get(c)
+    for value in sorted({*measured, *asked}):
+        level = measured.get(value)
+        c = int(value) if load == "closed" else None
         metrics = (level.metrics or {}) if level else {}
         tput = level.output_tok_s if level else None
         state = level.state if level else "todo"
         if run.state != "running" and state in ("running", "todo"):
             state = "not reached"
+        marks = metrics.get("marks")
         rows.append({
-            "c": c, "level": level, "state": state, "tput": tput, "per_user": tput / c if tput is not None and c else None,
-            "requests": (level.requests if level else None) or _asked_requests(run, asked.index(c) if c in asked else None, c),
+            "c": c, "value": value, "load": load, "key": charts.level_key(load, value), "name": charts.level_name(load, value),
+            "label": f"{value:g}" if load == "open" else c, "level": level, "state": state,
+            "tput": tput, "per_user": tput / c if tput is not None and c else None,
+            "requests": (level.requests if level else None) or _asked_requests(run, asked.index(value) if value in asked else None, value),
             "mean": level.e2e_mean_s if level else None, "p50": level.e2e_p50_s if level else None, "p99": level.e2e_p99_s if level else None,
             "ttft_ms": level.ttft_p50_ms if level else None, "errors": level.errors if level and state != "todo" else None,
             "finished": level.finished if level else None, "few": level is not None and level.state == "done" and level.e2e_p99_s is None,
-            "metrics": metrics,
+            "metrics": metrics, "marks": [str(mark)[:40] for mark in marks if mark != "short"] if isinstance(marks, list) else [],
+            "server": metrics.get("server") if isinstance(metrics.get("server"), dict) else {},
         })
     return rows
 
 
-def _asked_requests(run: BenchmarkRun, index: int | None, concurrency: int) -> int | None:
-    """Requests that a level will send, from the run's settings: a list beside the concurrencies, a mapping, or one number."""
+def _asked_requests(run: BenchmarkRun, index: int | None, value: float) -> int | None:
+    """Requests that a level will send, from the run's settings: a list beside the levels, a mapping, or one number."""
     asked = (run.settings or {}).get("requests")
     if isinstance(asked, list) and index is not None and index < len(asked):
         return int(asked[index])
     if isinstance(asked, dict):
-        found = asked.get(str(concurrency), asked.get(concurrency))
+        found = asked.get(f"{value:g}", asked.get(value))
         return None if found is None else int(found)
     return asked if isinstance(asked, int) else None
 
 
 def sweep_bar(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Levels to scale: the square root of concurrency stands for how long a level takes, until it has been measured."""
-    weights = [row["metrics"].get("whole_s") or max(row["c"], 1) ** 0.5 for row in rows]
+    """Levels to scale: the square root of concurrency stands for how long a level takes, until it has been measured. Rates take equal times."""
+    weights = [row["metrics"].get("whole_s") or max(row["c"] or 1, 1) ** 0.5 for row in rows]
     if any(row["metrics"].get("whole_s") for row in rows) and not all(row["metrics"].get("whole_s") for row in rows):
-        weights = [max(row["c"], 1) ** 0.5 for row in rows]
+        weights = [max(row["c"] or 1, 1) ** 0.5 for row in rows]
     total = sum(weights) or 1.0
     parts = []
     for row, weight in zip(rows, weights, strict=True):
@@ -627,7 +639,7 @@ def sweep_bar(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if row["state"] == "running":
             filled = row["finished"] / row["requests"] if row["requests"] and row["finished"] else 0.5
         parts.append({"kind": "b-now" if row["state"] == "running" else "b-fail" if row["state"] == "failed" else "b-done", "share": weight / total,
-                      "filled": filled, "title": f"C = {row['c']}"})
+                      "filled": filled, "title": row["name"]})
     return parts
 
 
@@ -669,9 +681,12 @@ def timeline(job: Job) -> list[dict[str, Any]]:
 
 def live_level(row: dict[str, Any], live: dict[str, Any]) -> dict[str, Any]:
     """What the newest second of a running level adds to its row in the table."""
-    tput = live.get("throughput_so_far_tok_s")
-    return {"tput": tput, "per_user": tput / row["c"] if tput is not None and row["c"] else None, "mean": live.get("e2e_mean_s"),
-            "ttft_ms": live.get("ttft_p50_ms"), "finished": live.get("finished"), "errors": live.get("errors")}
+    names = ("throughput_so_far_tok_s", "e2e_mean_s", "e2e_p50_s", "e2e_p99_s", "ttft_p50_ms", "finished", "errors")
+    told = {name: charts.number(live.get(name)) for name in names}
+    tput = told["throughput_so_far_tok_s"]
+    return {"tput": tput, "per_user": tput / row["c"] if tput is not None and row["c"] else None, "mean": told["e2e_mean_s"],
+            "p50": told["e2e_p50_s"], "p99": told["e2e_p99_s"], "ttft_ms": told["ttft_p50_ms"],
+            "finished": int(told["finished"] or 0), "errors": int(told["errors"] or 0)}
 
 
 def newest_run_before(run: BenchmarkRun) -> BenchmarkRun | None:

@@ -14,7 +14,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
-from dashboard import adoption_story, charts, diffs, dispatch, environment_story, job_story, permissions, regression_story, service_story
+from dashboard import adoption_story, charts, diffs, dispatch, environment_story, job_story, permissions, regression_story, service_story, sweep_words
 from dashboard.diagnoses import diagnosis_card
 from dashboard.forms import AbandonForm
 from dashboard.models import BenchmarkRun, Job, JobEvent, JobLock, JobStep, Service
@@ -293,24 +293,32 @@ def sweep_panel(found: Job | None, run: BenchmarkRun) -> dict[str, Any]:
     before = job_story.newest_run_before(run)
     rows = job_story.level_rows(run)
     data = charts.curves(run, levels, before=before, before_levels=list(before.levels.all()) if before else [])
-    seconds: dict[str, Any] = {"c": None, "x": [], "y": [], "latest": None}
+    seconds, running = charts.level_seconds([]), None
     if found is not None and run.state == "running":
         begun = JobEvent.objects.filter(job=found, type=EventType.LEVEL_STARTED).order_by("-seq").first()
-        if begun is not None:
-            seconds = charts.level_seconds(
-                e.data for e in JobEvent.objects.filter(job=found, type=EventType.LEVEL_SECOND, seq__gt=begun.seq).order_by("seq"))
-            seconds["c"] = begun.data.get("concurrency")
-            seconds["latest"] = live = live_second(found, begun.seq)
-            for row in rows if live else []:
-                if row["c"] == seconds["c"]:
-                    row.update(job_story.live_level(row, live or {}))
+        level = charts.told_level(begun.data) if begun is not None else None
+        if begun is not None and level is not None:
+            told = JobEvent.objects.filter(job=found, type=EventType.LEVEL_SECOND, seq__gt=begun.seq).order_by("seq")
+            seconds = charts.level_seconds(event.data for event in told)
+            seconds |= {"key": charts.level_key(*level), "name": charts.level_name(*level), "c": int(level[1]) if level[0] == "closed" else None}
+            running = next((row for row in rows if row["key"] == seconds["key"]), None)
+            if running is not None and seconds["latest"]:
+                running.update(job_story.live_level(running, seconds["latest"]))
+    for row in rows:
+        row["more"] = sweep_words.more_words(row)
     data["seconds"] = seconds
     data["seq"] = found.last_seq if found is not None else 0
     measured = [row for row in rows if row["tput"] is not None and row["state"] == "done"]
-    return {"run": run, "rows": rows, "data": data, "bar": job_story.sweep_bar(rows), "before": before, "few": any(row["few"] for row in rows),
+    asked = run.settings or {}
+    return {"run": run, "rows": rows, "data": data, "bar": job_story.sweep_bar(rows), "before": before if data["before"] else None,
+            "few": any(row["few"] for row in rows),
             "running": run.state == "running", "highlights": _highlights(measured), "errors": run.levels.aggregate(n=Sum("errors"))["n"] or 0,
             "done_percent": round(100 * sum(1 for r in rows if r["state"] == "done") / len(rows)) if rows else 0,
-            "max_tokens": (run.settings or {}).get("max_tokens")}
+            "max_tokens": asked.get("max_tokens"), "open": data["load"] == "open", "repeats": charts.number(asked.get("repeats")) or 1,
+            "kind": "completions" if asked.get("endpoint_kind") == "completions" else "chat completions",
+            "live": sweep_words.live_words(seconds["latest"] or {}, running["requests"] if running else None),
+            "gpus": sweep_words.gpu_rows(seconds["latest"] or {}),
+            "beside": any(row["more"] for row in rows)}
 
 
 def live_second(found: Job, after: int) -> dict[str, Any] | None:

@@ -43,6 +43,7 @@ class LiveSecond:
     icl_p90_ms: float | None
     icl_p99_ms: float | None
     e2e_p50_s: float | None
+    e2e_p90_s: float | None
     e2e_p99_s: float | None
     e2e_mean_s: float | None
     throughput_so_far_tok_s: float
@@ -185,7 +186,8 @@ class LiveView:
             ttft_p99_ms=_in(MS, percentile(ttfts, 99), len(ttfts) >= P99_NEEDS),
             icl_p50_ms=_in(MS, gaps.percentile(50)), icl_p90_ms=_in(MS, gaps.percentile(90), gaps.n >= P90_NEEDS),
             icl_p99_ms=_in(MS, gaps.percentile(99), gaps.n >= P99_NEEDS),
-            e2e_p50_s=_in(S, percentile(e2es, 50)), e2e_p99_s=_in(S, percentile(e2es, 99), len(e2es) >= P99_NEEDS),
+            e2e_p50_s=_in(S, percentile(e2es, 50)), e2e_p90_s=_in(S, percentile(e2es, 90), len(e2es) >= P90_NEEDS),
+            e2e_p99_s=_in(S, percentile(e2es, 99), len(e2es) >= P99_NEEDS),
             e2e_mean_s=self._e2e_total / self._finished / S if self._finished else None,
             throughput_so_far_tok_s=so_far, server=beside.get("server"), gpus=beside.get("gpus"), power_w=beside.get("power_w"),
             tokens_per_joule=so_far / power if power else None)

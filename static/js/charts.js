@@ -66,45 +66,6 @@ export function redraw() { for (const draw of [...drawn.values()]) draw(); }
 document.addEventListener("themechange", redraw);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
-// ---- The charts of a sweep: throughput and latency over concurrency, and the seconds of the level that runs ----
-
-const number = (value, digits = 0) => value === null || value === undefined ? "n/a" : value.toLocaleString("en", { maximumFractionDigits: digits, minimumFractionDigits: digits });
-const three = (value) => number(value, value >= 99.95 || Math.abs(value - Math.round(value)) < 0.05 ? 0 : 1);
-function hover(point) {
-  return `<b>C = ${point.c}</b>   ${three(point.tput)} tok/s<br>mean ${number(point.mean, 1)} s<br>P50 ${number(point.p50, 1)} · P90 ${number(point.p90, 1)} · P99 ${number(point.p99, 1)} s`
-    + `<br>TTFT P50 ${point.ttft_p50_ms === null ? "n/a" : `${number(point.ttft_p50_ms / 1000, 2)} s`}<br>${point.errors} errors in ${point.finished + point.errors} requests`;
-}
-// `data` is dashboard/charts.py `curves`; `live` is { c, tput, latency } of the level that runs, or null.
-export function sweepCharts(data, live = null) {
-  if (!data.levels.length) return;
-  const axis = () => concurrencyAxis(data.levels, matchMedia("(max-width: 600px)").matches ? "concurrency" : undefined);
-  const before = (key) => data.before?.points.length ? [{ ...curve({ x: data.before.points.map((p) => p.c), y: data.before.points.map((p) => p[key]), name: data.before.name, color: "series-base", marker: 1, width: 1.25 }), opacity: 0.45 }] : [];
-  const open = (y) => ({ type: "scatter", mode: "markers", x: [live.c], y: [y], hoverinfo: "skip", cliponaxis: false, marker: { size: 10, symbol: "circle-open", color: token("run"), line: { width: 2.5 } } });
-  const tail = (key, y) => { const last = data.points.filter((p) => p.c < live.c).at(-1); return last ? [{ type: "scatter", mode: "lines", x: [last.c, live.c], y: [last[key], y], hoverinfo: "skip", line: { color: token("series-1"), width: 2, dash: "2px 3px" } }] : []; };
-  const top = (values) => { const highest = Math.max(0, ...values.filter((v) => typeof v === "number")); return highest ? [0, highest * 1.14] : undefined; };
-  const last = data.points.at(-1), margin = { l: 52, r: 48, t: 28, b: 44 };
-  const note = (x, y, text, left) => label(x, y, text, left ? "run-text" : "series-1", left ? { xanchor: "right", xshift: -9, yshift: 8 } : {});
-  const measured = data.points.map((p) => p.tput), earlier = data.before?.points ?? [];
-  chart("throughput", () => ({
-    data: [...before("tput"), curve({ x: data.points.map((p) => p.c), y: measured, name: data.name, hover: data.points.map(hover) }), ...(live?.tput ? [...tail("tput", live.tput), open(live.tput)] : [])],
-    layout: { margin, xaxis: axis(), yaxis: { range: top([...measured, ...earlier.map((p) => p.tput), live?.tput]) },
-      annotations: [unit("tok/s"), ...(data.practice ? [practiceMark()] : []), ...(live?.tput ? [note(live.c, live.tput, `${three(live.tput)}, live`, true)] : last ? [note(last.c, last.tput, three(last.tput), false)] : [])] } }));
-  const banded = data.points.filter((p) => p.p50 !== null), upper = (p) => p.p99 ?? p.p90 ?? p.p50, end = banded.at(-1);
-  chart("latency", () => ({
-    data: [...before("p50"),
-      { type: "scatter", mode: "lines", x: [...banded.map((p) => p.c), ...banded.map((p) => p.c).reverse()], y: [...banded.map(upper), ...banded.map((p) => p.p50).reverse()], fill: "toself", fillcolor: faded("series-1", 0.2), line: { width: 0 }, hoverinfo: "skip" },
-      curve({ x: banded.map((p) => p.c), y: banded.map((p) => p.p50), name: "P50", hover: banded.map(hover) }), ...(live?.latency ? [...tail("p50", live.latency), open(live.latency)] : [])],
-    layout: { margin, xaxis: axis(), yaxis: { range: top([...banded.map(upper), ...earlier.map((p) => p.p50), live?.latency]) },
-      annotations: [unit("seconds"), ...(data.practice ? [practiceMark()] : []), ...(live?.latency ? [note(live.c, live.latency, `${number(live.latency, 1)}, live`, true)] : end ? [note(end.c, end.p50, number(end.p50, 1), false)] : [])] } }));
-}
-export function secondsChart(seconds, practice) {
-  const many = Math.max(10, ...seconds.x) + 1;
-  chart("live", () => ({
-    data: [{ type: "scatter", mode: "lines", x: seconds.x, y: seconds.y, line: { color: token("series-1"), width: 1.5, shape: "hv" }, fill: "tozeroy", fillcolor: faded("series-1", 0.1), hovertemplate: "%{x} s<br>%{y:,} tok/s<extra></extra>" }],
-    layout: { margin: { l: 52, r: 28, t: 24, b: 34 }, xaxis: { range: [0, many], ticksuffix: " s", nticks: 8, rangemode: "tozero" }, yaxis: { nticks: 4, range: seconds.y.length ? undefined : [0, 100] },
-      annotations: [unit("tok/s"), ...(practice ? [practiceMark()] : [])] } }));
-}
-
 // ---- A chart as a picture: a button with data-png="ID" saves the chart of that id, under the title of its card ----
 
 const plain = (text) => text.replace(/[<>&]/g, (c) => ({ "<": "&lt;", ">": "&gt;", "&": "&amp;" })[c]);

@@ -57,40 +57,48 @@ async function openSweep() {
   const found = JSON.parse(data.textContent);
   if (sweep && sweep.run === found.run && sweep.seq > found.seq) { sweep.points = found.points; sweep.before = found.before; } else {
     sweep = found;
-    level = found.seconds.c === null ? null : { ...found.seconds };
+    level = found.seconds.key === null ? null : { ...found.seconds, value: found.seconds.key.endsWith("/s") ? Number(found.seconds.key.slice(0, -2)) : Number(found.seconds.key) };
   }
-  charts ??= await import("./charts.js");
+  if (level && !level.requests) level.requests = asked(level.key);
+  charts ??= await import("./sweep_live.js");
   drawSweep();
+}
+// How many requests a level will send, as its row in the table says.
+function asked(key) {
+  const text = document.querySelector(`[data-level="${CSS.escape(key)}"] [data-v=requests]`)?.textContent ?? "";
+  return Number(/([0-9]+)$/.exec(text)?.[1] ?? NaN) || null;
 }
 function drawSweep() {
   if (!sweep || !charts || typeof Plotly === "undefined") return;
-  const running = level && !sweep.points.some((p) => p.c === level.c);
-  charts.sweepCharts(sweep, running && level.latest ? { c: level.c, tput: level.latest.throughput_so_far_tok_s, latency: level.latest.e2e_mean_s } : null);
-  if (document.getElementById("live")) charts.secondsChart(level ?? { x: [], y: [] }, sweep.practice);
+  const running = level && !sweep.points.some((p) => p.key === level.key);
+  charts.sweepCharts(sweep, running && level.latest ? { x: level.value, tput: level.latest.throughput_so_far_tok_s, latency: level.latest.e2e_p50_s ?? level.latest.e2e_mean_s } : null);
+  const seconds = level ?? { x: [], y: [] };
+  charts.secondsChart(seconds, sweep.practice);
+  charts.serverChart(seconds);
+  charts.showSecond(level);
 }
-const drawSoon = debounced(drawSweep, 60, 500);
-function second(data, seq) {
-  if (!level || level.c !== data.concurrency) level = { c: data.concurrency, x: [], y: [], latest: null };
-  if (level.x.length && data.second <= level.x.at(-1)) return; // the page had it already
-  level.x.push(data.second); level.y.push(data.output_tok_s); level.latest = data;
+// Nobody sees a page in the background: it is drawn when it comes back.
+document.addEventListener("visibilitychange", () => { if (!document.hidden) drawSweep(); });
+const drawSoon = debounced(() => { if (!document.hidden) drawSweep(); }, 60, 500);
+async function second(data, seq) {
+  charts ??= await import("./sweep_live.js");
+  if (!level || level.key !== charts.keyOf(data)) level = charts.newLevel({ ...data, requests: asked(charts.keyOf(data)) });
+  if (!charts.addSecond(level, data)) return;
   if (sweep) sweep.seq = Math.max(sweep.seq, seq);
-  setText(document.querySelector("[data-level-name]"), `, C = ${data.concurrency}`);
-  const power = document.querySelector("[data-level-power]");
-  if (power && data.power_w) setText(power, `${(data.power_w / 1000).toFixed(2)} kW`);
-  const row = document.querySelector(`[data-level="${data.concurrency}"]`);
+  const each = data.load === "open" ? null : (data.throughput_so_far_tok_s ?? 0) / level.value;
+  const row = document.querySelector(`[data-level="${CSS.escape(level.key)}"]`);
   if (row) {
     const set = (name, text) => setText(row.querySelector(`[data-v="${name}"]`), text);
-    if (data.throughput_so_far_tok_s) { set("tput", rate(data.throughput_so_far_tok_s)); set("per_user", rate(data.throughput_so_far_tok_s / data.concurrency)); }
-    if (data.e2e_mean_s !== null && data.e2e_mean_s !== undefined) set("mean", data.e2e_mean_s.toFixed(data.e2e_mean_s < 1 ? 2 : 1));
+    if (data.throughput_so_far_tok_s) { set("tput", charts.rate(data.throughput_so_far_tok_s)); if (each) set("per_user", charts.rate(each)); }
+    for (const [name, value] of [["mean", data.e2e_mean_s], ["p50", data.e2e_p50_s], ["p99", data.e2e_p99_s]]) if (value !== null && value !== undefined) set(name, value.toFixed(value < 1 ? 2 : 1));
     if (data.ttft_p50_ms !== null && data.ttft_p50_ms !== undefined) set("ttft", (data.ttft_p50_ms / 1000).toFixed(2));
-    const asked = / of (\d+)$/.exec(row.querySelector("[data-v=requests]").textContent)?.[1];
-    if (asked) set("requests", `${data.finished} of ${asked}`);
+    if (level.requests) set("requests", `${data.finished} of ${level.requests}`);
     set("errors", String(data.errors));
   }
   const fact = document.querySelector("[data-fact=tput]");
   if (fact && data.throughput_so_far_tok_s) {
-    setText(fact.querySelector("[data-value]"), rate(data.throughput_so_far_tok_s));
-    setText(fact.querySelector("[data-small]"), `at C = ${data.concurrency}, ${rate(data.throughput_so_far_tok_s / data.concurrency)} per user`);
+    setText(fact.querySelector("[data-value]"), charts.rate(data.throughput_so_far_tok_s));
+    setText(fact.querySelector("[data-small]"), `at ${level.name}${each ? `, ${charts.rate(each)} per user` : ""}`);
     if (!fact.querySelector(".unit")) { const unit = document.createElement("span"); unit.className = "unit"; unit.textContent = "tok/s"; fact.querySelector("[data-value]").after(unit); }
   }
   const wrong = document.querySelector("[data-fact=errors]");
@@ -102,7 +110,11 @@ function second(data, seq) {
   }
   drawSoon();
 }
-function rate(value) { return value >= 99.95 || Math.abs(value - Math.round(value)) < 0.05 ? Math.round(value).toLocaleString("en") : value.toFixed(1); }
+async function levelStarted(data) {
+  charts ??= await import("./sweep_live.js");
+  level = charts.newLevel(data);
+  drawSoon();
+}
 
 // ---- progress ----
 
@@ -131,8 +143,7 @@ stream?.on("job", (event) => {
   else if (event.type === "sweep.level_second") second(event.data, event.seq);
   if (IN_PLACE.has(event.type)) return;
   if (SAID[event.type]) setText(document.querySelector("[data-said]"), SAID[event.type](event.data));
-  if (event.type === "sweep.level_started") setText(document.querySelector("[data-level-name]"), `, C = ${event.data.concurrency}`);
-  if (event.type === "sweep.level_started") level = { c: event.data.concurrency, x: [], y: [], latest: null };
+  if (event.type === "sweep.level_started") levelStarted(event.data);
   if (event.type === "job.finished") { document.body.dataset.final = ""; if (log) log.live = false; }
   update(event.seq);
 });

@@ -102,9 +102,8 @@ def test_the_usual_is_the_median_of_what_succeeded() -> None:
 
 def test_curves_leave_out_what_was_not_measured() -> None:
     def level(concurrency: int, tput: float | None) -> Any:
-        return SimpleNamespace(concurrency=concurrency, state="done", requests=4, finished=4, errors=0, output_tok_s=tput, e2e_mean_s=1.0,
-                               e2e_p50_s=1.0,
-                               e2e_p99_s=None, ttft_p50_ms=20.0, metrics={})
+        return SimpleNamespace(load="closed", value=float(concurrency), concurrency=concurrency, state="done", requests=4, finished=4, errors=0,
+                               output_tok_s=tput, e2e_mean_s=1.0, e2e_p50_s=1.0, e2e_p99_s=None, ttft_p50_ms=20.0, metrics={})
 
     run = SimpleNamespace(pk="x", practice=True, release="r14", vllm_version="", settings={"concurrencies": [1, 8, 32]})
     data = charts.curves(run, [level(1, 61.0), level(8, None)])
