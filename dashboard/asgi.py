@@ -23,7 +23,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 THROWN_AWAY_BYTES = 16 << 20  # of a body that is too big; more is not even read
-UPLOADS = "/diagnose/"  # takes files: more than other addresses, of people who are signed in
+UPLOADS = ("/diagnose/", "/benchmarks/import/")  # take files: more than other addresses, of people who are signed in
 FORM_BYTES = 1 << 20  # of a form around a file
 THROWN_AWAY_S = 10
 DEAD_PEER_MS = 12_000  # and a ping every 15 s: a dead stream is gone within 30 s
@@ -51,7 +51,7 @@ async def _http(scope: Message, receive: Receive, send: Send) -> None:
     limit, thrown_away = settings.MAX_BODY_BYTES, THROWN_AWAY_BYTES
     headers = dict(scope["headers"])
     length = headers.get(b"content-length", b"0")
-    if length.isdigit() and int(length) > limit and scope["path"] == UPLOADS and await _is_signed_in(headers):
+    if length.isdigit() and int(length) > limit and scope["path"] in UPLOADS and await _is_signed_in(headers):
         limit = settings.DIAGNOSE_MAX_BYTES + FORM_BYTES
         thrown_away = 4 * limit
     if not length.isdigit() or int(length) > limit:

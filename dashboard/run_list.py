@@ -46,7 +46,7 @@ class Column:
 
 
 COLUMNS = (
-    Column("state", "State", "state", narrow=True), Column("run", "Run", "service_name", narrow=True), Column("model", "Model", "model"),
+    Column("state", "State", "state"), Column("run", "Run", "service_name", narrow=True), Column("model", "Model", "model"),
     Column("release", "Release", "release"), Column("preset", "Preset", "preset"),
     Column("single", "Single stream", "single_tok_s", "tok/s", falling=True, number=True, narrow=True),
     Column("peak", "Peak", "peak_tok_s", "tok/s", falling=True, number=True, narrow=True),
@@ -78,7 +78,9 @@ class Chosen:
 
     @classmethod
     def of(cls, asked: Mapping[str, Any]) -> Chosen:
-        made = cls(**{name: str(asked.get(name, "")).replace("\x00", "").strip()[:300] for name in cls.NAMES})
+        made = cls()
+        for name in cls.NAMES:
+            setattr(made, name, str(asked.get(name, "")).replace("\x00", "").strip()[:300])
         made.kind = made.kind if made.kind in KINDS else ""
         made.state = made.state if made.state in STATES else ""
         made.sort = made.sort if made.sort.removeprefix("-") in ORDERS and made.sort != USUAL else ""
@@ -152,7 +154,8 @@ def headings(chosen: Chosen) -> list[dict[str, Any]]:
         current = now.removeprefix("-") == column.name
         falling = not now.startswith("-") if current else column.falling
         query["sort"] = f"-{column.name}" if falling else column.name
-        told.append({"column": column, "query": query.urlencode(), "sorted": ("descending" if now.startswith("-") else "ascending") if current else ""})
+        told.append({"column": column, "query": query.urlencode(),
+                     "sorted": ("descending" if now.startswith("-") else "ascending") if current else ""})
     return told
 
 
@@ -168,3 +171,9 @@ def choices() -> dict[str, list[Any]]:
         "tools": sorted({tool for _, _, _, tool, _ in seen})[:CHOICES], "tags": sorted(tags)[:CHOICES],
         "states": list(STATES),
     }
+
+
+def tags() -> list[str]:
+    """All tags that some run has."""
+    seen = BenchmarkRun.objects.order_by().values_list("tags", flat=True).distinct()
+    return sorted({tag for told in seen for tag in (told if isinstance(told, list) else []) if isinstance(tag, str)})[:CHOICES]

@@ -10,7 +10,7 @@
 | `ROUNDHOUSE_STREAMS_PER_USER` | live streams that one user may hold open in one web process | 6 |
 | `ROUNDHOUSE_STREAMS_PER_PROCESS` | live streams in one web process | 1000 |
 | `ROUNDHOUSE_MAX_BODY_BYTES` | largest request body | 1 MiB |
-| `ROUNDHOUSE_DIAGNOSE_MAX_BYTES` | largest log that a signed-in person may upload on the Diagnose page | 64 MiB |
+| `ROUNDHOUSE_DIAGNOSE_MAX_BYTES` | largest file that a signed-in person may upload: a log to diagnose, results to import | 64 MiB |
 
 Importing this makes the state folder and its `secret_key` (both private to this user) and touches nothing else on disk.
 """

@@ -21,6 +21,7 @@ from dashboard.views import (
     shelf,
     smoke,
     sweeps,
+    trend,
 )
 
 urlpatterns = [
@@ -39,6 +40,8 @@ urlpatterns = [
     path("services/<str:node>/<str:name>/integrity/", environments.service_integrity, name="service_integrity"),
     path("services/<str:node>/<str:name>/launch/", launch.launch_settings, name="launch_settings"),
     path("services/<str:node>/<str:name>/smoke/", smoke.smoke_suite, name="smoke_suite"),
+    path("services/<str:node>/<str:name>/target/", trend.service_target, name="service_target"),
+    path("services/<str:node>/<str:name>/trend/", trend.trend, name="trend"),
     path("services/<str:node>/<str:name>/shelf/", shelf.shelf, name="shelf"),
     path("services/<str:node>/<str:name>/shelf/<int:id>/", shelf.shelf_patch, name="shelf_patch"),
     path("services/<str:node>/<str:name>/shelf/<int:id>/download/", shelf.shelf_download, name="shelf_download"),
@@ -58,9 +61,15 @@ urlpatterns = [
     path("benchmarks/", benchmarks.benchmarks, name="benchmarks"),
     path("benchmarks/compare/", compare.compare, name="compare"),
     path("benchmarks/compare/export/<str:fmt>/", compare.compare_export, name="compare_export"),
+    path("benchmarks/import/", benchmarks.benchmark_import, name="benchmark_import"),
+    path("benchmarks/<uuid:id>/", benchmarks.benchmark_run, name="benchmark_run"),
+    path("benchmarks/<uuid:id>/baseline/", benchmarks.run_baseline, name="run_baseline"),
     path("benchmarks/new/", sweeps.sweep_new, name="sweep_new"),
     path("benchmarks/<uuid:id>/decide/", sweeps.run_decide, name="run_decide"),
-    path("benchmarks/<uuid:id>/", benchmarks.benchmark_run, name="benchmark_run"),
+    path("benchmarks/<uuid:id>/edit/", benchmarks.run_edit, name="run_edit"),
+    path("benchmarks/<uuid:id>/export/<str:fmt>/", benchmarks.run_export, name="run_export"),
+    path("benchmarks/<uuid:id>/levels/<str:key>/", benchmarks.run_level, name="run_level"),
+    path("benchmarks/<uuid:id>/original/", benchmarks.run_original, name="run_original"),
     path("diagnose/", diagnose.diagnose, name="diagnose"),
     path("cleanup/", pages.cleanup, name="cleanup"),
     path("settings/", pages.settings, name="settings"),

@@ -265,8 +265,28 @@ def mib(value: Any) -> str:
 
 
 @register.filter
+def percent(share: Any) -> str:
+    """A share of one as a percentage, without its sign: 31, 0.4."""
+    if share is None or share == "":
+        return ""
+    number = 100 * float(share)
+    return f"{number:,.0f}" if abs(number) >= 9.95 or number == 0 else f"{number:.1f}"
+
+
+@register.filter
 def kilowatt(watts: Any) -> str:
     return "" if watts is None or watts == "" else f"{float(watts) / 1000:.2f}"
+
+
+_FORMS = {"rate": rate, "seconds": seconds, "whole": whole, "gib": gib, "percent": percent, "kilowatt": kilowatt}
+
+
+@register.simple_tag
+def na(value: Any, form: str) -> SafeString:
+    """A number by one of this module's filters; "n/a", faint, for what was not measured or not reported."""
+    if value is None or value == "":
+        return mark_safe('<span class="faint">n/a</span>')
+    return format_html("{}", _FORMS[form](value))
 
 
 @register.filter

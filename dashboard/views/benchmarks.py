@@ -1,69 +1,240 @@
-"""Benchmark runs: the list and one run."""
+"""Benchmark runs: the list, one run with all of its charts, what people say of it, and the results of other tools."""
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from django.core.paginator import Paginator
-from django.db.models import Q
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, render
-from django.views.decorators.http import require_safe
+from django.conf import settings
+from django.contrib import messages
+from django.core.files.uploadedfile import UploadedFile
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from dashboard.models import BenchmarkRun, Service
+from dashboard import baselines, job_story, permissions, run_charts, run_documents, run_edits, run_forms, run_imports, run_list
+from dashboard.models import BenchmarkLevel, BenchmarkRun, Service
+from dashboard.run_forms import ImportForm, RunForm
+from dashboard.run_list import Chosen
 from dashboard.templatetags.roundhouse import size
-from dashboard.views import HtmxRequest, list_response
-from dashboard.views.jobs import sweep_panel
+from dashboard.views import HtmxRequest, list_response, signed_in
+from ops.benchmark.formats import exports
+from ops.jobs.errors import BadInput
 
-PAGE = 50
 FINGERPRINT_TWICE = frozenset({"at", "versions", "hash"})  # the run's own time; a part of packages; for programs
+HAS = {"ttft": "ttft_p50", "tpot": "tpot_p50", "pareto": "user"}  # charts that a run may lack, and the number without which they are empty
 
 
 @require_safe
 def benchmarks(request: HtmxRequest) -> HttpResponse:
-    runs = BenchmarkRun.objects.select_related("service", "service__node", "job").prefetch_related("levels")
-    chosen = {key: request.GET.get(key, "") for key in ("q", "service", "model", "kind")}
-    if chosen["service"]:
-        node, _, name = chosen["service"].partition("/")
-        runs = runs.filter(node_name=node, service_name=name)
-    if chosen["model"]:
-        runs = runs.filter(model=chosen["model"])
-    if chosen["kind"] in ("practice", "real"):
-        runs = runs.filter(practice=chosen["kind"] == "practice")
-    for word in chosen["q"].split()[:8]:
-        runs = runs.filter(Q(label__icontains=word) | Q(service_name__icontains=word) | Q(model__icontains=word) | Q(release__icontains=word)
-                           | Q(vllm_version__icontains=word) | Q(preset__icontains=word) | Q(endpoint__icontains=word))
-    page = Paginator(runs, PAGE).get_page(request.GET.get("page"))
+    chosen = Chosen.of(request.GET.dict())
+    page, rows = run_list.page(chosen, request.GET.get("page"))
     return list_response(request, "benchmarks/list.html", "benchmarks/_list.html", {
-        "page": page, "rows": [run_row(run) for run in page.object_list], "chosen": chosen, "any": BenchmarkRun.objects.exists(),
-        "things": "run,runs",
-        "services": [f"{s.node.name}/{s.name}" for s in Service.objects.select_related("node")],
-        "models": sorted(set(BenchmarkRun.objects.values_list("model", flat=True))),
+        "page": page, "rows": rows, "chosen": chosen.as_dict(), "more": chosen.more, "problems": chosen.problems, "things": "run,runs",
+        "headings": run_list.headings(chosen), "choices": run_list.choices, "ours": run_list.OURS,  # `choices` is asked for by the whole page only
+        "any": BenchmarkRun.objects.exists, "services_there": Service.objects.exists,
     })
-
-
-def run_row(run: BenchmarkRun) -> dict[str, Any]:
-    levels = list(run.levels.all())
-    measured = [lv for lv in levels if lv.output_tok_s is not None and lv.state == "done"]
-    single = next((lv for lv in measured if lv.concurrency == 1), None)
-    peak = max(measured, key=lambda lv: lv.output_tok_s or 0, default=None)
-    return {"run": run, "single": single.output_tok_s if single else None, "peak": peak, "p99": peak.e2e_p99_s if peak else None,
-            "levels": len(levels), "errors": sum(lv.errors for lv in levels)}
 
 
 @require_safe
 def benchmark_run(request: HttpRequest, id: Any) -> HttpResponse:
-    run = get_object_or_404(BenchmarkRun.objects.select_related("service", "service__node", "job").prefetch_related("levels"), pk=id)
+    run = _run(id)
+    levels = list(run.levels.all())
+    target = run_edits.target(run.service) if run.service else []
+    data = run_charts.run_data(run, levels, target=target)
+    rows = [run_charts.point(level) for level in levels]
+    marks = sorted({mark for row in rows for mark in row["marks"]})
+    baseline = run.service.baseline if run.service else None
+    asked, not_asked = asked_settings(run)
+    beside = [run_charts.beside(level) for level in levels]
     return render(request, "benchmarks/run.html", {
-        "run": run, "row": run_row(run), "sweep": sweep_panel(run.job if run.state == "running" else None, run),
-        "fingerprint": fingerprint_groups(run.fingerprint or {}), "asked": asked_settings(run),
+        "run": run, "data": data, "twins": run_charts.twins(data), "rows": rows, "target": target, "ours": run_list.OURS,
+        "beside": [row for row in beside if any(value is not None for name, value in row.items() if name != "label")],
+        "marks": [(mark, run_charts.MARKS.get(mark, "")) for mark in marks], "detailed": [row for row in rows if row["key"] in data["detailed"]],
+        "chosen_level": _told_level(rows, data["detailed"]), "few": any(row["e2e_p99"] is None and row["finished"] for row in rows),
+        "several_tokens": any((row["tokens_per_chunk"] or 1) > 1.02 for row in rows), "fingerprint": fingerprint_groups(run.fingerprint or {}),
+        "asked": asked, "not_asked": not_asked, "baseline": baseline, "is_baseline": baseline is not None and baseline.pk == run.pk,
+        "can_pin": run.service is not None and run.origin == baselines.OWN and run.state == "done",
+        "against": _against(run, baseline), "repeats": _repeats(run),
+        "has": {name: any(row[of] is not None for row in data["points"]) for name, of in HAS.items()},
+        "queued": any((row["queue_p99"] or 0) > 1 for row in rows), **_notes(data),
     })
 
 
-def asked_settings(run: BenchmarkRun) -> list[tuple[str, str]]:
-    """What was asked for, by name. While a run goes on its settings stand one level deeper, beside what the sweep said at its start."""
-    told = (run.settings or {}).get("settings") or run.settings or {}
-    return [(name.replace("_", " "), _shown(value)) for name, value in sorted(told.items()) if name not in ("fingerprint", "run_id")]
+def _notes(data: dict[str, Any]) -> dict[str, str]:
+    """What stands beside the titles of charts that an SLO belongs to."""
+    slos = data["slos"]
+    words = [text for name, text in (("ttft_ms", "TTFT {:g} ms"), ("tpot_ms", "TPOT {:g} ms"), ("e2e_s", "E2E {:g} s")) if name in slos
+             for text in [text.format(slos[name])]]
+    return {"tpot_note": "P50, band to P99" + (f"; dashed: SLO {slos['tpot_ms']:g} ms" if "tpot_ms" in slos else ""),
+            "goodput_note": f"requests that meet {', '.join(words)}" if words else "requests that meet every SLO"}
+
+
+def _run(id: Any) -> BenchmarkRun:
+    found = BenchmarkRun.objects.select_related("service", "service__node", "service__baseline", "job", "imported").prefetch_related("levels")
+    return get_object_or_404(found, pk=id)
+
+
+def _told_level(rows: list[dict[str, Any]], detailed: list[str]) -> str:
+    """The level whose seconds are shown first: the one with the most throughput."""
+    there = [row for row in rows if row["key"] in detailed]
+    return str(max(there, key=lambda row: row["tput"] or 0)["key"]) if there else ""
+
+
+def _against(run: BenchmarkRun, baseline: BenchmarkRun | None) -> dict[str, Any] | None:
+    """What a run is best held against: the pinned baseline, else the run of its service before it, on the practice box the published figures."""
+    if run.levels_measured == 0:
+        return None
+    if baseline is not None and baseline.pk != run.pk:
+        return {"run": baseline, "words": "the baseline"}
+    if (before := job_story.newest_run_before(run)) is not None:
+        return {"run": before, "words": "the run before"}
+    reference = BenchmarkRun.objects.filter(origin="practice-reference").exclude(pk=run.pk).first() if run.practice else None
+    return {"run": reference, "words": "the published figures"} if reference else None
+
+
+def _repeats(run: BenchmarkRun) -> list[BenchmarkRun]:
+    """The runs that were measured together with it, in their order; none where it is alone."""
+    if run.group is None:
+        return []
+    found = list(BenchmarkRun.objects.filter(group=run.group).only("id", "group_index").order_by("group_index", "started_at")[:30])
+    return found if len(found) > 1 else []
+
+
+@require_safe
+def run_level(request: HttpRequest, id: Any, key: str) -> HttpResponse:
+    """The seconds and requests of one level ("closed:8"), for the page's script."""
+    load, _, value = key.partition(":")
+    try:
+        wanted = float(value)
+    except ValueError:
+        raise Http404("There is no such level") from None
+    return JsonResponse(run_charts.level_detail(get_object_or_404(BenchmarkLevel, run_id=id, load=load, value=wanted)))
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def run_edit(request: HttpRequest, id: Any) -> HttpResponse:
+    """Label, notes and tags."""
+    permissions.require(request.user, "benchmark.edit")
+    run = _run(id)
+    form = RunForm(request.POST if request.method == "POST" else {"label": run.label, "notes": run.notes, "tags": ", ".join(_tags(run))})
+    wrong: dict[str, str] = {}
+    if request.method == "POST":
+        if form.is_valid():
+            try:
+                run_edits.edit(run, signed_in(request), **form.cleaned_data)
+            except BadInput as error:
+                wrong["all"] = f"{error.what}. {error.hint}"
+            else:
+                return redirect("benchmark_run", id=run.pk)
+        else:
+            wrong = run_forms.told(form)
+    fragment = request.headers.get("X-Roundhouse-Fragment") == "dialog"
+    return render(request, "benchmarks/_edit.html" if fragment else "benchmarks/edit.html", {
+        "run": run, "values": {name: form.data.get(name, "") for name in form.fields}, "wrong": wrong,
+        "back": reverse("benchmark_run", args=[run.pk]), "known_tags": run_list.tags()}, status=400 if wrong else 200)
+
+
+def _tags(run: BenchmarkRun) -> list[str]:
+    return [tag for tag in run.tags if isinstance(tag, str)] if isinstance(run.tags, list) else []
+
+
+@require_POST
+def run_baseline(request: HttpRequest, id: Any) -> HttpResponse:
+    """Pins the run as its service's baseline; `pin` "no" unpins it."""
+    run = _run(id)
+    if request.POST.get("pin") != "no":
+        service = baselines.pin(run, signed_in(request))
+        messages.success(request, f"This run is the baseline of {service.name} now: every later sweep is held against it.", extra_tags="ok")
+    elif run.service is not None and run.service.baseline_id == run.pk:
+        baselines.unpin(run.service, signed_in(request))
+        messages.success(request, f"{run.service.name} has no baseline now.", extra_tags="ok")
+    return redirect("benchmark_run", id=run.pk)
+
+
+WRITERS: dict[str, Callable[[Mapping[str, Any]], str]] = {"csv": exports.to_csv, "json": exports.to_json, "md": exports.to_markdown}
+EXPORTS = {"csv": ("text/csv; charset=utf-8", "csv"), "json": ("application/json", "json"), "md": ("text/markdown; charset=utf-8", "md"),
+           "vllm": ("application/json", "vllm.json")}
+
+
+@require_safe
+def run_export(request: HttpRequest, id: Any, fmt: str) -> HttpResponse:
+    """A run as a file. `vllm` is one level (`level`: "closed:8") in the schema of `vllm bench serve`."""
+    if fmt not in EXPORTS:
+        raise Http404("There is no such export")
+    run = _run(id)
+    found = run_documents.document(run)
+    kind, ending = EXPORTS[fmt]
+    name = f"{run.service_name or run.model or 'run'}-{run.started_at:%Y%m%d-%H%M}"
+    if fmt == "vllm":
+        asked = request.GET.get("level", "")
+        told = next((level for level in found["levels"] if f"{level['load']}:{level['value']:g}" == asked), None)
+        if told is None:
+            raise Http404("The level was not measured")
+        content = json.dumps(exports.to_vllm_bench(found, told, None), indent=1, allow_nan=False)
+        name = f"{name}-{asked.replace(':', '-')}"
+    else:
+        content = WRITERS[fmt](found)
+    answer = HttpResponse(content, content_type=kind)
+    answer.headers["Content-Disposition"] = f'attachment; filename="{_file_name(name)}.{ending}"'
+    return answer
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:100] or "run"
+
+
+@require_safe
+def run_original(request: HttpRequest, id: Any) -> HttpResponse:
+    """The file of another tool, byte for byte as it came. Never shown in the browser: nobody looked at what is in it."""
+    run = _run(id)
+    if run.imported is None:
+        raise Http404("This run was not imported")
+    answer = HttpResponse(gzip.decompress(bytes(run.imported.content)), content_type="application/octet-stream")
+    answer.headers["Content-Disposition"] = f'attachment; filename="{_file_name(run.imported.name)}"'
+    return answer
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def benchmark_import(request: HttpRequest) -> HttpResponse:
+    """Brings the results of other tools: a form, and what came of the files, which are read together (a summary and what stands beside it)."""
+    permissions.require(request.user, "benchmark.import")
+    form = ImportForm(request.POST, request.FILES) if request.method == "POST" else None
+    context: dict[str, Any] = {"limit": min(run_imports.FILE_BYTES, settings.DIAGNOSE_MAX_BYTES)}
+    if form is not None and form.is_valid():
+        files = form.cleaned_data["files"]
+        try:
+            stored = _store(files, request)
+        except BadInput as error:
+            context["wrong"] = ". ".join(part.rstrip(".") for part in (error.what, error.why, error.hint) if part)
+        else:
+            if len(stored) == 1:
+                messages.success(request, f"{stored.words}.", extra_tags="ok")
+                return redirect("benchmark_run", id=stored[0].pk)
+            context |= {"runs": list(stored), "words": stored.words}
+        context["names"] = [str(file.name) for file in files]
+    elif form is not None:
+        context["wrong"] = " ".join(run_forms.told(form).values())
+    return render(request, "benchmarks/import.html", context, status=400 if "wrong" in context else 200)
+
+
+def _store(files: list[UploadedFile], request: HttpRequest) -> run_imports.Stored:
+    if sum(file.size or 0 for file in files) > run_imports.FILE_BYTES:
+        raise BadInput(f"This is larger than {run_imports.FILE_BYTES >> 20} MiB",
+                       hint="Leave the texts of the responses out of it, or pack it with gzip")
+    contents = {str(file.name or f"file {n}"): file.read() for n, file in enumerate(files)}
+    first, *others = contents
+    return run_imports.store(first, contents[first], signed_in(request), beside={name: contents[name] for name in others})
+
+
+def asked_settings(run: BenchmarkRun) -> tuple[list[tuple[str, str]], list[str]]:
+    """What was asked for, by name, and the names of what was left as it is."""
+    rows = [(name.replace("_", " "), _shown(value)) for name, value in sorted(run_charts.asked(run).items()) if name not in ("fingerprint", "run_id")]
+    return [(name, text) for name, text in rows if text], [name for name, text in rows if not text]
 
 
 def fingerprint_groups(found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -104,4 +275,6 @@ def _shown(value: Any) -> str:
         if len(set(texts)) == 1 and len(texts) > 1:
             return f"{len(texts)} × {texts[0]}"
         return " ".join(texts) if all(" " not in t for t in texts) else "; ".join(texts)
-    return str(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{str(name).replace('_', ' ')} {_shown(inner)}" for name, inner in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -10,7 +10,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from dashboard import adoption_forms, charts, dispatch, environment_story, guard_forms, permissions, service_story
+from dashboard import adoption_forms, charts, dispatch, environment_story, guard_forms, permissions, run_edits, service_story
 from dashboard.estimates import usual
 from dashboard.forms import ACTIONS, FORGET_AT_ONCE, ActionForm, PlanForm, channels_for, others, preset_choices
 from dashboard.guard_forms import GuardsForm
@@ -52,7 +52,7 @@ def service(request: HttpRequest, node: str, name: str) -> HttpResponse:
     card = service_card(found)
     runs = list(BenchmarkRun.objects.filter(service=found, state="done").select_related("job").prefetch_related("levels")[:RUNS])
     jobs = list(Job.objects.filter(service=found).select_related("service", "node", "by").prefetch_related("steps")[:JOBS])
-    history = charts.throughput_history([(run, list(run.levels.all())) for run in runs], target=card["record"].get("target_tok_s") or [])
+    history = charts.throughput_history([(run, list(run.levels.all())) for run in runs], target=run_edits.target(found))
     failures = service_story.failures(found)
     running = next((row for row in job_rows(jobs) if row["job"].state in OPEN_STATES and row["job"].type not in READERS), None)
     seen_to = running is not None and running["job"].type in STARTING_JOBS  # whoever is starting it is told on that job's page what goes wrong
