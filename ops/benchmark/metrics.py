@@ -286,8 +286,7 @@ def level_metrics(records: Sequence[RequestRecord], *, load: str = "closed", val
     together = sum(1 for r in several if r.times[-1] - r.times[0] <= BUNCHED_NS * (len(r.times) - 1))
     fast, left_out = _goodput(good, slos, window) if slos else (0, None)
     goodput_window_s = steady_s if window else whole_s
-    arrived = [r.t_sched for r in records]
-    arrived_s = (max(arrived) - min(arrived)) / S if load == "open" and len(arrived) > 1 else 0.0
+    offered, behind = _offered(records, good, window, whole, done_in_window) if load == "open" and whole else (None, False)
     with_content = [r for r in good if CONTENT in r.kinds]
     with_split = [r for r in good if r.reasoning_tokens is not None]
     queue = [r.t_send - r.t_sched for r in records if r.t_send]
@@ -316,9 +315,9 @@ def level_metrics(records: Sequence[RequestRecord], *, load: str = "closed", val
         client=client, power_mean_w=power_mean_w,
         from_schedule=Spread.of(r.times[-1] - r.t_sched for r in good), slos=dict(slos or {}),
         goodput_s=fast / goodput_window_s if slos and goodput_window_s and good else None, goodput_left_out=left_out,
-        offered_s=(len(arrived) - 1) / arrived_s if arrived_s else None,
+        offered_s=offered,
     )
-    made.marks.extend(_marks(made, good, fixed_tokens))
+    made.marks.extend([*_marks(made, good, fixed_tokens), *(["overloaded"] if behind else [])])
     if base_tok_s and made.output_tok_s is not None:
         return replace(made, scaling_x=made.output_tok_s / base_tok_s)
     return made
@@ -349,6 +348,24 @@ def _pooled_gaps(good: Sequence[RequestRecord]) -> tuple[Spread, float | None]:
     mean = sum(value * count for value, count in counts.items()) * 1000.0 / n
     near = sum(count for value, count in counts.items() if value * 1000 < BUNCHED_NS)
     return Spread(n, mean, at(50), at(90), at(99)), near / n
+
+
+def _offered(records: Sequence[RequestRecord], good: Sequence[RequestRecord], window: tuple[int, int] | None, whole: tuple[int, int],
+             done: int | None) -> tuple[float | None, bool]:
+    """Requests a second that an open loop wanted out in the window (or the whole run), and whether the server fell behind.
+
+    It fell behind where fewer than `OFFERED_LIMIT` of them came back, by more than the luck of arrivals explains: in a steady state the number
+    in flight differs between a window's two ends by about its own square root.
+    """
+    start, end = window or whole
+    arrived = sum(1 for record in records if start <= record.t_sched <= end)
+    seconds = (end - start) / S
+    if not seconds:
+        return None, False
+    if window is None or done is None or not good:
+        return arrived / seconds, False
+    in_flight = arrived / seconds * sum(record.times[-1] - record.t_sched for record in good) / len(good) / S
+    return arrived / seconds, done < OFFERED_LIMIT * arrived and arrived - done > 3 * math.sqrt(max(1.0, in_flight))
 
 
 def _goodput(good: Sequence[RequestRecord], slos: Mapping[str, float], window: tuple[int, int] | None) -> tuple[int, int]:
@@ -391,8 +408,6 @@ def _marks(made: LevelMetrics, good: Sequence[RequestRecord], fixed_tokens: int 
         marks.append("cut")
     if made.bunched_share is not None and made.bunched_share > BUNCHED_LIMIT:
         marks.append("bunched")
-    if made.steady_requests_s is not None and made.offered_s and made.steady_requests_s < OFFERED_LIMIT * made.offered_s:
-        marks.append("overloaded")
     lag, gap, cpu = made.client.lag_p99_ms, made.icl.p50, made.client.cpu_share
     if (lag is not None and gap and lag > CLIENT_LAG_LIMIT * gap / MS) or (cpu is not None and cpu > CLIENT_CPU_LIMIT):
         marks.append("client-bound")

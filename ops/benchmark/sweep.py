@@ -153,6 +153,7 @@ class _Sweep:
             if stopped:
                 state, reason = "failed", stopped
                 break
+        self._scale()
         result = SweepResult(
             run_id=self.run_id, state=state, reason=reason, preset=settings.preset, model=settings.model, base_url=settings.base_url,
             practice=bool(settings.practice), short=any("short" in level["marks"] for level in self.levels), started_at=started_at,
@@ -197,6 +198,13 @@ class _Sweep:
         if outcome.stopped != "cancelled" and not metrics.finished and metrics.errors:
             raise every_request_failed(settings, [r for r in outcome.records if r.error_kind], f"at {plan.name}")
         return outcome.stopped if outcome.stopped == "cancelled" else ""
+
+    def _scale(self) -> None:
+        """Levels that ran before concurrency 1 did get their scaling."""
+        for level in self.levels:
+            if level["scaling_x"] is None and self.base_tok_s and level["output_tok_s"] is not None and level["load"] == "closed":
+                level["scaling_x"] = level["output_tok_s"] / self.base_tok_s
+                level["scaling_efficiency"] = level["scaling_x"] / level["value"]
 
     async def _find_length(self) -> None:
         """Before the first level: how many words make the prompts as long as they were asked for."""

@@ -26,6 +26,9 @@ from ops.jobs.errors import BadInput, OpsError
 from ops.jobs.pipeline import Reporter
 
 if TYPE_CHECKING:
+    from ops.benchmark.comparing.sides import Comparison
+    from ops.benchmark.presets import SweepSettings
+    from ops.benchmark.results import SweepResult
     from ops.services.smoke import SmokeTest
 
 
@@ -54,72 +57,188 @@ def _api_key(arguments: argparse.Namespace) -> str:
     return key
 
 
+def numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a list of numbers such as 0.5,1,2") from error
+
+
+def objective(text: str) -> tuple[str, float]:
+    name, _, limit = text.partition("=")
+    try:
+        return name.strip(), float(limit)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"`{text}` is not an objective such as ttft_ms=500") from error
+
+
 def bench(arguments: argparse.Namespace) -> int:
-    from ops.benchmark import endpoint, presets, sweep
+    from ops.benchmark import repeats
 
     key = _api_key(arguments)
-    with from_arguments():  # before anybody is asked anything
-        settings = presets.settings(
-            arguments.preset, base_url=arguments.url, model=arguments.model or "-", concurrencies=arguments.concurrency,
-            max_tokens=arguments.max_tokens, requests=arguments.requests, output_mode="natural" if arguments.natural else None,
-            burst=arguments.burst, prompt_words=arguments.prompt_words, level_seconds=arguments.level_seconds,
-            request_timeout_s=arguments.timeout, seed=arguments.seed, gpu_count=arguments.gpus)
-    if not arguments.model:
-        settings.model = endpoint.only_model(endpoint.inspect(settings.base_url, api_key=key))
-    line = StatusLine()
+    settings = _settings_of(arguments, arguments.url, arguments.model, key)
+    other = _settings_of(arguments, arguments.against, arguments.against_model or arguments.model, key) if arguments.against else None
+    line, folder = StatusLine(), Path(arguments.save).resolve() if arguments.save else None
+    results: list[SweepResult] = []
+    emit = _show_sweep(line, quiet=arguments.json, runs=settings.repeats * (2 if other else 1))
+    if not arguments.json:
+        line.say(_size_words(settings, sides=2 if other else 1))
+    stopped: OpsError | None = None
     with interruptible() as interrupted:
-        result = sweep.run(settings, emit=_show_sweep(line, quiet=arguments.json), cancel=interrupted,
-                           runs_folder=Path(arguments.save).resolve() if arguments.save else None, api_key=key)
+        try:
+            if other is not None:
+                repeats.interleaved(settings, other, settings.repeats, emit=emit, cancel=interrupted, runs_folder=folder, api_keys=(key, key),
+                                    finished=results.append)
+            else:
+                repeats.run_repeats(settings, emit=emit, cancel=interrupted, runs_folder=folder, api_key=key, finished=results.append)
+        except OpsError as error:
+            if not results:
+                raise
+            stopped = error
     line.clear()
-    failure = _failure_of(result)
-    if arguments.json:
-        print_json({**result.as_dict(), **({"error": failure.as_dict()} if failure else {})})
-    else:
-        _print_sweep(result)
-        if arguments.save:
-            print(f"stored in {Path(arguments.save).resolve() / result.run_id}")
+    failure = stopped or next((found for result in results if (found := _failure_of(result)) is not None), None)
+    compared = _comparison(results) if other is not None else None
+    _print_results(arguments, results, folder, failure, compared)
     if failure is not None:
         tell(failure, json_output=False)
-    if result.state == "cancelled":
-        print("Interrupted: what was measured is above" if result.levels else "Interrupted before anything was measured", file=sys.stderr)
+    if any(result.state == "cancelled" for result in results) or interrupted():
+        measured = any(result.levels for result in results)
+        print("Interrupted: what was measured is above" if measured else "Interrupted before anything was measured", file=sys.stderr)
         return INTERRUPTED
     return 1 if failure else 0
 
 
-def _show_sweep(line: StatusLine, *, quiet: bool) -> Reporter:
-    """Tells the sweep's progress on stderr: a line that changes on a terminal, a line a level elsewhere."""
+def _settings_of(arguments: argparse.Namespace, url: str, model: str | None, key: str) -> SweepSettings:
+    """What the command line asks for. Raises WrongArguments before anybody is asked anything; then the server says its model, if need be."""
+    from ops.benchmark import endpoint, presets
+
+    if arguments.completions:
+        url = url.strip().rstrip("/").removesuffix("/v1/completions")
+    if arguments.rate and arguments.concurrency:
+        raise WrongArguments("A sweep is over concurrencies or over rates, not both", hint="Leave out --concurrency or --rate")
+    with from_arguments():
+        if arguments.prompts:
+            from ops.benchmark.prompts import read_file
+
+            read_file(Path(arguments.prompts), 0)
+        settings = presets.settings(
+            arguments.preset, base_url=url, model=model or "-", concurrencies=arguments.concurrency, rates=arguments.rate,
+            max_in_flight=arguments.max_in_flight, max_tokens=arguments.max_tokens, requests=arguments.requests,
+            output_mode="natural" if arguments.natural else None, burst=arguments.burst, prompt_words=arguments.prompt_words,
+            prompt_tokens=arguments.prompt_tokens, prompt_source="file" if arguments.prompts else None,
+            prompt_file=str(Path(arguments.prompts).resolve()) if arguments.prompts else None,
+            endpoint_kind="completions" if arguments.completions else None, slos=dict(arguments.slo) if arguments.slo else None,
+            repeats=arguments.repeats, order="shuffled" if arguments.shuffle else None, reasoning=arguments.reasoning,
+            temperature=arguments.temperature, level_seconds=arguments.level_seconds, request_timeout_s=arguments.timeout, seed=arguments.seed,
+            gpu_count=arguments.gpus)
+        settings.check()
+    if not model:
+        settings.model = endpoint.only_model(endpoint.inspect(settings.base_url, api_key=key))
+    return settings
+
+
+def _size_words(settings: SweepSettings, *, sides: int) -> str:
+    size = settings.size()
+    runs = sides * settings.repeats
+    return (f"{f'{runs} runs: ' if runs > 1 else ''}{sides * size['requests']:,.0f} requests, about {sides * size['input_tokens']:,.0f} input and at "
+            f"most {sides * size['output_tokens']:,.0f} output tokens, at most {sides * size['minutes']:.0f} min of load")
+
+
+def _show_sweep(line: StatusLine, *, quiet: bool, runs: int = 1) -> Reporter:
+    """Tells the progress on stderr: a bar that grows on a terminal, a line a level elsewhere."""
     from ops.jobs.events import EventType
 
+    run, planned, done, asked = 0, [0], 0, 0
+
+    def name(data: dict[str, Any]) -> str:
+        return f"{data['value']:g} requests/s" if data["load"] == "open" else f"concurrency {data['value']:g}"
+
+    def bar(within: float) -> str:
+        share = min(1.0, (done + within * asked) / max(1, sum(planned)))
+        return f"{'#' * round(20 * share):.<20} {100 * share:3.0f} %{f' of run {run} of {runs}' if runs > 1 else ''}"
+
     def emit(type: str, data: dict[str, Any]) -> None:
-        if type == EventType.SWEEP_STARTED and not quiet:
+        nonlocal run, planned, done, asked
+        if type == EventType.SWEEP_STARTED:
+            run, planned, done = run + 1, list(data["requests"]), 0
             practice = "PRACTICE: " if data["practice"] else ""
-            levels = ", ".join(f"{c} x {n}" for c, n in zip(data["concurrencies"], data["requests"], strict=True))
-            line.say(f"{practice}{data['model']} at {data['endpoint']}, {data['max_tokens']} output tokens, concurrency x requests: {levels}")
+            values = data["rates"] if data["load"] == "open" else data["concurrencies"]
+            levels = ", ".join(f"{value:g} x {n}" for value, n in zip(values, data["requests"], strict=True))
+            if not quiet:
+                line.say(f"{f'run {run} of {runs}: ' if runs > 1 else ''}{practice}{data['model']} at {data['endpoint']}, {data['max_tokens']} "
+                         f"output tokens, {'requests/s' if data['load'] == 'open' else 'concurrency'} x requests: {levels}")
+        elif type == EventType.LEVEL_STARTED:
+            asked = data["requests"]
+            line.show(f"{bar(0)}  {name(data)}")
         elif type == EventType.LEVEL_SECOND:
-            line.show(f"concurrency {data['concurrency']}: {data['second']} s, {data['output_tok_s']:,.0f} tok/s, {data['in_flight']} in flight, "
-                      f"{data['finished']} finished, {data['errors']} errors")
-        elif type == EventType.LEVEL_FINISHED and not quiet:
+            line.show(f"{bar((data['finished'] + data['errors']) / max(1, asked))}  {name(data)}: {data['second']} s, "
+                      f"{data['output_tok_s']:,.0f} tok/s, {data['in_flight']} in flight, {data['finished']} finished, {data['errors']} errors")
+        elif type == EventType.LEVEL_FINISHED:
+            done += asked
             metrics = data["metrics"]
             rate = "nothing measured" if metrics["output_tok_s"] is None else f"{metrics['output_tok_s']:,.1f} tok/s"
-            line.say(f"concurrency {metrics['concurrency']}: {rate}, {metrics['finished']} finished, {metrics['errors']} errors")
+            if not quiet:
+                line.say(f"{name(metrics)}: {rate}, {metrics['finished']} finished, {metrics['errors']} errors")
 
     return emit
 
 
-def _print_sweep(result: Any) -> None:
-    from ops.benchmark.results import HEADINGS
+def _print_results(arguments: argparse.Namespace, results: list[SweepResult], folder: Path | None, failure: OpsError | None,
+                   compared: Comparison | None) -> None:
+    """One run as its own document; several as a list of them; against another server as both sides and what came of them."""
+    told = {"error": failure.as_dict()} if failure else {}
+    if arguments.json:
+        if compared is not None:
+            print_json({"runs": [result.as_dict() for result in results], "comparison": compared.as_dict(), **told})
+        elif len(results) == 1:
+            print_json({**results[0].as_dict(), **told})
+        else:
+            print_json([result.as_dict() for result in results])
+        return
+    for number, result in enumerate(results, 1):
+        if len(results) > 1:
+            print(f"{'' if number == 1 else chr(10)}run {number} of {len(results)}")
+        _print_sweep(result)
+        if folder is not None:
+            print(f"stored in {folder / result.run_id}")
+    if compared is not None:
+        from ops.benchmark.comparing import exports
 
+        print(f"\nA is {arguments.url}, B is {arguments.against}\n")
+        print(exports.to_markdown(compared), end="")
+
+
+def _comparison(results: list[SweepResult]) -> Comparison | None:
+    """Both servers' runs held together: A is --url, B --against. None where B has none."""
+    from ops.benchmark.comparing import sides
+
+    a = [result.as_dict() for result in results if result.group == results[0].group]
+    b = [result.as_dict() for result in results if result.group != results[0].group]
+    return sides.compare([sides.Side("A", a), sides.Side("B", b)]) if a and b else None
+
+
+def _print_sweep(result: SweepResult) -> None:
     print(f"{'PRACTICE: ' if result.practice else ''}{result.model} at {result.base_url}"
           f"{', version ' + result.endpoint['version'] if result.endpoint['version'] else ''}")
     if result.levels:
-        table(result.headings(), result.rows(), left={len(HEADINGS) - 1})
+        headings = result.headings()
+        table(headings, result.rows(), left={len(headings) - 1})
         by_chunks = " (counted by chunks: the server sent no usage)" if any(level["counted_by"] == "chunks" for level in result.levels) else ""
         print(f"output tok/s over the steady window where there is one{by_chunks}; P99 needs 100 requests, else n/a")
+    for level in result.levels:
+        if level["slos"]:
+            limits = ", ".join(f"{name} {limit:g}" for name, limit in level["slos"].items())
+            good = "n/a" if level["goodput_s"] is None else f"{level['goodput_s']:.3g} requests/s"
+            print(f"goodput at {_place(level)}: {good} within {limits}")
     for warning in result.warnings:
         print(f"note: {warning}")
 
 
-def _failure_of(result: Any) -> OpsError | None:
+def _place(level: dict[str, Any]) -> str:
+    return f"{level['value']:g} requests/s" if level["load"] == "open" else f"concurrency {level['value']:g}"
+
+
+def _failure_of(result: SweepResult) -> OpsError | None:
     """A sweep with failed requests is no success: told, and exit 1."""
     errors = sum(level["errors"] for level in result.levels)
     if result.state == "failed":
@@ -128,7 +247,7 @@ def _failure_of(result: Any) -> OpsError | None:
         first = next(level for level in result.levels if level["errors"])
         sent = sum(level["errors"] + level["finished"] for level in result.levels)
         return OpsError(f"{errors} of {sent} requests failed", kind="requests_failed",
-                        why=f"At concurrency {first['concurrency']}: {', '.join(first['errors_by_kind'])}: {first['first_error']}",
+                        why=f"At {_place(first)}: {', '.join(first['errors_by_kind'])}: {first['first_error']}",
                         hint="Failed requests are in no latency and no throughput")
     if not any(level["finished"] for level in result.levels) and result.state == "done":
         return OpsError("No request ended within the time limit", why="; ".join(result.warnings),

@@ -38,7 +38,7 @@ def test_bench_json_is_the_whole_result(url: str, tmp_path: Path) -> None:
                "--save", str(tmp_path))
     result = json.loads(done.stdout)
     assert done.returncode == 0 and result["state"] == "done" and result["levels"][0]["finished"] == 4
-    assert (tmp_path / result["run_id"] / "c2.jsonl.gz").exists()
+    assert (tmp_path / result["run_id"] / "c2.npz").exists()
 
 
 def test_ctrl_c_keeps_the_partial_result(url: str) -> None:
