@@ -16,17 +16,20 @@ from urllib.parse import urlencode
 from django.db.models import Prefetch
 from django.urls import reverse
 
-from dashboard.models import BenchmarkLevel, BenchmarkRun, NoiseFloor
+from dashboard import noise_floors
+from dashboard.models import BenchmarkLevel, BenchmarkRun
+from dashboard.run_documents import document
 from dashboard.templatetags.roundhouse import MINUS, short_release, version
 from ops.benchmark.comparing import readings, student
 from ops.benchmark.comparing.floors import Floors
 from ops.benchmark.comparing.keys import level_key
 from ops.benchmark.comparing.sides import Comparison, Side, compare
-from ops.benchmark.comparing.verdicts import METRICS, WITHIN
+from ops.benchmark.comparing.verdicts import METRICS, MIN_RUNS, WITHIN
 from ops.jobs.errors import BadInput
 
 MAX_SIDES = 8
 MAX_RUNS = 64
+MORE_AT_ONCE = 10  # runs that one press of a button measures
 NAMES = "ABCDEFGH"
 COLOURS = ("series-base", "series-1", "series-2", "series-3", "series-4", "series-5", "series-6", "series-7")
 MARKERS = ("square", "circle", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
@@ -143,8 +146,6 @@ def address(sides: Sequence[Chosen], *, name: str = "compare", fmt: str = "", **
 
 def held_against(sides: Sequence[Chosen]) -> Comparison | None:
     """What ops.benchmark.comparing says of the sides, whose documents are filled in; None of a single side."""
-    from dashboard.run_documents import document
-
     for side in sides:
         side.documents = [document(run, detail=False) for run in side.runs]
     if len(sides) < 2:
@@ -155,10 +156,7 @@ def held_against(sides: Sequence[Chosen]) -> Comparison | None:
 def floors(sides: Sequence[Chosen]) -> Floors:
     """The noise floors that were measured for the baseline's service and kind of sweep; the defaults stand in for the rest."""
     run = sides[0].runs[0]
-    if not run.service_id or not run.sweep_key:
-        return Floors()
-    rows = NoiseFloor.objects.filter(service_id=run.service_id, sweep_key=run.sweep_key).values("load", "value", "metric", "half_width")
-    return Floors(rows, label=run.node_name)
+    return noise_floors.floors(run.service, run.sweep_key)
 
 
 def centre(values: Iterable[Any]) -> float | None:
@@ -394,8 +392,21 @@ def described(side: Chosen, sides: Sequence[Chosen], points: Sequence[Mapping[st
         "tool": f"{run.tool} {run.tool_version}".strip(), "first": _at(points, ends[:1]), "last": _at(points, ends[1:]),
         "summary": summary(n, verdicts, load, blocked) if n else None, "baseline": n == 0,
         "without": address(others, **choice.kept()) if len(sides) > 2 else "", "as_baseline": address([side, *others], **choice.kept()) if n else "",
-        "running": any(one.state == "running" for one in side.runs),
+        "decide": more_runs(side, verdicts), "running": any(one.state == "running" for one in side.runs),
     }
+
+
+def more_runs(side: Chosen, verdicts: Verdicts) -> dict[str, Any] | None:
+    """How many more runs of a side would decide, where it can still be measured: its service runs the release that it had. None: none would."""
+    run = side.runs[-1]
+    release = (run.service.status or {}).get("release") if run.service else None
+    if side.imported or run.service is None or run.state != "done" or (release and run.release and release != run.release):
+        return None
+    more = MIN_RUNS - len(side.runs)
+    if more <= 0:
+        open_ones = [one for key, one in verdicts.items() if key[0] == side.at and one.get("word") == "not decided"]
+        more = max((one["more_runs"] for one in open_ones if one.get("more_runs")), default=0)
+    return {"run": run.pk, "more": min(more, MORE_AT_ONCE)} if more > 0 else None
 
 
 def summary(n: int, verdicts: Verdicts, load: str, told: str) -> list[dict[str, str]]:

@@ -176,6 +176,7 @@ def test_a_measured_noise_floor_takes_the_place_of_the_default(visitor: Client, 
     assert [row["items"][0]["floor"] for row in data(response)["ratio"]["rows"]] == [3.0, 12.0, 3.0]
     assert "within the noise floor" in text(response)
     assert "1 value measured on practice" in text(response)
+    assert "Decide: run 2 more of B" in text(response)
 
 
 def test_facts_that_differ_are_marked_and_all_can_be_shown(visitor: Client, two: Any) -> None:
