@@ -162,6 +162,27 @@ def test_metrics_count_what_was_done(server: Server) -> None:
     assert grown('http_requests_total{handler="/v1/chat/completions",method="POST",status="2xx"}') == 1
 
 
+def test_what_another_prompt_began_with_is_found_in_the_prefix_cache(server: Server) -> None:
+    names = (f'vllm:prefix_cache_queries_total{{engine="0",model_name="{NAME}"}}', f'vllm:prefix_cache_hits_total{{engine="0",model_name="{NAME}"}}')
+
+    def ask(prompt: str) -> tuple[int, float, float]:
+        """Prompt tokens, and how many tokens were looked up and found."""
+        counts = []
+        for _ in range(2):
+            lines = dict(line.rsplit(" ", 1) for line in httpx.get(f"{server.url}/metrics").text.splitlines() if not line.startswith("#"))
+            counts.append([float(lines[name]) for name in names])
+            if len(counts) == 1:
+                tokens = server.chat(prompt, max_tokens=1).json()["usage"]["prompt_tokens"]
+        return tokens, counts[1][0] - counts[0][0], counts[1][1] - counts[0][1]
+
+    story = "Once there was a roundhouse with many tracks. " * 30
+    tokens, looked_up, found = ask(f"first {story}")
+    assert looked_up == tokens and found == 0
+    tokens, looked_up, found = ask(f"first {story}")
+    assert tokens - 128 < found < tokens == looked_up
+    assert ask(f"second {story}")[2] == 0  # another first word: nothing is shared
+
+
 def test_tool_choice_without_a_parser_is_refused_with_vllms_words(start: Any) -> None:
     answer = start(flags=[]).chat(WEATHER_QUESTION, tools=[WEATHER])
     assert answer.status_code == 400

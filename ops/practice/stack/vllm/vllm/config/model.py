@@ -28,6 +28,7 @@ class VllmConfig:
     kv_cache_dtype: str
     quantization: str | None
     enforce_eager: bool
+    prefix_caching: bool
     seed: int
     reasoning_parser: str | None
     tool_call_parser: str | None
@@ -73,5 +74,6 @@ def create_engine_config(args: argparse.Namespace) -> VllmConfig:
         tensor_parallel_size=args.tensor_parallel_size, gpu_memory_utilization=args.gpu_memory_utilization,
         max_num_seqs=args.max_num_seqs or 256, max_num_batched_tokens=batched, kv_cache_dtype=kv_cache_dtype,
         quantization=args.quantization or quantization, enforce_eager=args.enforce_eager, seed=args.seed,
+        prefix_caching=args.enable_prefix_caching is not False,
         reasoning_parser=args.reasoning_parser, tool_call_parser=args.tool_call_parser if args.enable_auto_tool_choice else None, hf_config=config,
     )

@@ -131,6 +131,8 @@ class _Answering:
                  limit: int) -> None:
         self.serving, self.connection, self.model, self.answer = serving, connection, model, answer
         self.prompt_tokens, self.limit = prompt_tokens, limit
+        messages = fields.get("messages")
+        self.prompt = "\n".join(f"{m['role']}\n{text_of(m.get('content'))}" for m in messages) if isinstance(messages, list) else str(fields["prompt"])
         self.id, self.created = _new_id(self.kind), int(time.time())
         self.streams = bool(fields.get("stream"))
         options = fields.get("stream_options") or {}
@@ -147,7 +149,8 @@ class _Answering:
             self.connection.begin_stream("text/event-stream; charset=utf-8")
             if first := self.first_event():
                 self.connection.send(first)
-        self.sequence = self.serving.engine.generate(self.prompt_tokens, len(self.events), self._deliver, max_tokens=self.limit)
+        self.sequence = self.serving.engine.generate(self.prompt_tokens, len(self.events), self._deliver, max_tokens=self.limit,
+                                                     prompt=self.prompt)
 
     def _deliver(self, first: int, last: int) -> None:
         """The engine has made the tokens from `first` to `last`."""

@@ -4,9 +4,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from vllm.config.model import VllmConfig
+from vllm.config.model import BLOCK_TOKENS, VllmConfig
 from vllm.logger import log
 from vllm.platforms.practice import Box, GpuHolder
+from vllm.v1.core.kv_cache_manager import PrefixCache
 from vllm.v1.core.scheduler import THROUGHPUT, Scheduler, Sequence
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.metrics.registry import Registry
@@ -29,7 +30,8 @@ class AsyncLLM:
         self._iterations = self.metrics.get("vllm:iteration_tokens_total")
         self._gaps = self.metrics.get("vllm:inter_token_latency_seconds")
         self._watcher: asyncio.Task[None] | None = None
-        self._prompt_tokens = self._generated = 0
+        self._prompt_tokens = self._generated = self._looked_up = self._found = 0
+        self.prefixes = PrefixCache(self.engine_core.kv_tokens // BLOCK_TOKENS) if config.prefix_caching else None
         self._describe()
 
     @classmethod
@@ -47,15 +49,22 @@ class AsyncLLM:
             asyncio.get_running_loop().remove_reader(self.engine_core.reading)
             self.died()
 
-    def generate(self, prompt_tokens: int, tokens: int, deliver: Callable[[int, int], None], *, max_tokens: int) -> Sequence:
-        """Starts a request that will get that many tokens."""
+    def generate(self, prompt_tokens: int, tokens: int, deliver: Callable[[int, int], None], *, max_tokens: int, prompt: str) -> Sequence:
+        """Starts a request that will get that many tokens. `prompt` is its text: what another prompt began with is found in the cache."""
         sequence = Sequence(prompt_tokens, tokens, deliver)
         self.metrics.observe("vllm:request_params_max_tokens", max_tokens)
         self.metrics.observe("vllm:request_params_n", 1)
         self.metrics.observe("vllm:request_max_num_generation_tokens", tokens)
         self.metrics.add("vllm:prompt_tokens_total", prompt_tokens)
-        self.metrics.add("vllm:prompt_tokens_by_source_total", prompt_tokens, ("local_compute",))
-        self.metrics.add("vllm:prefix_cache_queries_total", prompt_tokens)
+        cached = self.prefixes.look(prompt, prompt_tokens) if self.prefixes else 0
+        self.metrics.add("vllm:prompt_tokens_by_source_total", prompt_tokens - cached, ("local_compute",))
+        self.metrics.add("vllm:prompt_tokens_by_source_total", cached, ("local_cache_hit",))
+        self.metrics.add("vllm:prompt_tokens_cached_total", cached)
+        self.metrics.add("vllm:prompt_tokens_cached_by_source_total", cached, ("device",))
+        if self.prefixes:
+            self.metrics.add("vllm:prefix_cache_queries_total", prompt_tokens)
+            self.metrics.add("vllm:prefix_cache_hits_total", cached)
+            self._looked_up, self._found = self._looked_up + prompt_tokens, self._found + cached
         self._prompt_tokens += prompt_tokens
         self.scheduler.add(sequence)
         return sequence
@@ -138,7 +147,7 @@ class AsyncLLM:
                     log.info("loggers.py:259", f"Engine 000: Avg prompt throughput: {prompt / (now - since):.1f} tokens/s, Avg generation throughput: "
                                                f"{tokens / (now - since):.1f} tokens/s, Running: {len(self.scheduler.running)} reqs, Waiting: "
                                                f"{len(self.scheduler.waiting)} reqs, GPU KV cache usage: {100 * self.kv_usage:.1f}%, "
-                                               "Prefix cache hit rate: 0.0%")
+                                               f"Prefix cache hit rate: {100 * self._found / max(1, self._looked_up):.1f}%")
                 since, logged_prompt, logged_tokens = now, self._prompt_tokens, self._generated
 
     def shutdown(self) -> None:
@@ -153,7 +162,7 @@ class AsyncLLM:
         tokens = self.engine_core.kv_tokens
         self.metrics.info = {
             "_block_size_resolved": "True", "block_size": "64", "cache_dtype": self.config.kv_cache_dtype, "cache_hit_alignment_tokens": "None",
-            "effective_attention_block_size": "64", "enable_mamba_shared_prefix_checkpoint": "False", "enable_prefix_caching": "True", "engine": "0",
+            "effective_attention_block_size": "64", "enable_mamba_shared_prefix_checkpoint": "False", "enable_prefix_caching": str(self.config.prefix_caching), "engine": "0",
             "gpu_memory_utilization": str(self.config.gpu_memory_utilization), "hash_block_size": "None", "is_attention_free": "False",
             "kv_cache_dtype_skip_layers": "[]", "kv_cache_layout": "None", "kv_cache_max_concurrency": f"{tokens / self.config.max_model_len:.2f}",
             "kv_cache_memory_bytes": "None", "kv_cache_size_tokens": str(tokens), "kv_offloading_backend": "native", "kv_offloading_size": "None",

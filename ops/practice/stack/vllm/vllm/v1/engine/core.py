@@ -112,6 +112,6 @@ def _described(config: VllmConfig) -> str:
         "max_seq_len": config.max_model_len, "load_format": "auto", "tensor_parallel_size": config.tensor_parallel_size,
         "pipeline_parallel_size": 1, "data_parallel_size": 1, "quantization": config.quantization, "enforce_eager": config.enforce_eager,
         "kv_cache_dtype": config.kv_cache_dtype, "device_config": "cuda", "reasoning_parser": repr(config.reasoning_parser or ""),
-        "seed": config.seed, "served_model_name": config.served_names[0], "enable_prefix_caching": True, "enable_chunked_prefill": True,
+        "seed": config.seed, "served_model_name": config.served_names[0], "enable_prefix_caching": config.prefix_caching, "enable_chunked_prefill": True,
     }
     return ", ".join(f"{name}={value}" for name, value in facts.items())
