@@ -63,9 +63,11 @@ def read_lines(content: Content, raw: bytes) -> list[dict[str, Any]]:
                        hint="profile_export_aiperf.json has the summary")
     level = blank("closed", float(_most_in_flight(good)))
     notes.add("The concurrency is the most requests that were in flight at once: `profile_export_aiperf.json` would tell what was asked for")
-    began, ended = min(one.start or 0.0 for one in requests), max(one.last or 0.0 for one in good)
+    began = min((one.start for one in requests if one.start is not None), default=None)
+    ended = max((one.last for one in good if one.last is not None), default=None)
     tokens = [one.tokens for one in good]
-    level |= {"finished": len(good), "errors": len(requests) - len(good), "unfinished": 0, "whole_s": ended - began or None, "streaming": True,
+    took = ended - began if began is not None and ended is not None and ended > began else None
+    level |= {"finished": len(good), "errors": len(requests) - len(good), "unfinished": 0, "whole_s": took, "streaming": True,
               "output_tokens": sum(one for one in tokens if one is not None) if None not in tokens else None}
     if level["whole_s"]:
         level["whole_requests_s"] = len(good) / level["whole_s"]

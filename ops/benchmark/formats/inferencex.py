@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from ops.benchmark.formats.levels import Point, blank, documents, finish, put, report
-from ops.benchmark.formats.source import Content, Fields, Notes
+from ops.benchmark.formats.source import Content, Fields, Notes, clean
 from ops.jobs.errors import BadInput
 
 TOOL = "InferenceX"
@@ -53,7 +53,7 @@ def _point(value: dict[str, Any], notes: Notes) -> Point:
     level["output_tok_s_per_gpu"] = per_gpu
     if per_gpu is not None and not gpus:
         notes.add("How many GPUs a prefill and a decode half share is not told: throughput only per GPU")
-    split = {name: str(told.raw.get(name))[:100] for name in SPLIT if told.raw.get(name) is not None}
+    split = {name: clean(str(told.raw.get(name)), 100) for name in SPLIT if told.raw.get(name) is not None}
     words = (told.text("hw", 40) or told.text("device", 40), told.text("framework", 30), told.text("precision", 20))
     label = " ".join(word for word in words if word)
     settings = {"prompt_tokens": level["prompt_tokens_asked"], "max_tokens": level["max_tokens"], "gpu_count": gpus, "metadata": split or None}

@@ -134,17 +134,21 @@ class Request:
 
     @property
     def ttft(self) -> float | None:
-        return self.first - self.start if self.first is not None and self.start is not None else None
+        return _span(self.start, self.first)
 
     @property
     def e2e(self) -> float | None:
-        return self.last - self.start if self.last is not None and self.start is not None else None
+        return _span(self.start, self.last)
 
     @property
     def tpot(self) -> float | None:
-        if self.first is None or self.last is None or self.tokens is None or self.tokens < 2:
-            return None
-        return (self.last - self.first) / (self.tokens - 1)
+        span = _span(self.first, self.last)
+        return span / (self.tokens - 1) if span is not None and self.tokens is not None and self.tokens > 1 else None
+
+
+def _span(start: float | None, end: float | None) -> float | None:
+    """Seconds between two stamps; None where one is missing, or the later one is not later."""
+    return end - start if start is not None and end is not None and end >= start else None
 
 
 def detail_of(requests: Sequence[Request]) -> dict[str, Any]:
@@ -157,7 +161,7 @@ def detail_of(requests: Sequence[Request]) -> dict[str, Any]:
     values = {"ttft": [v * 1000 for one in good if (v := one.ttft) is not None], "icl": [gap * 1000 for gap in gaps],
               "e2e": [v for one in good if (v := one.e2e) is not None], "tpot": [v * 1000 for one in good if (v := one.tpot) is not None]}
     detail: dict[str, Any] = {"ecdf": {f"{name}_{unit}": ecdf(values[name]) for name, unit in ECDFS.items()}}
-    starts = [one.start for one in requests if one.start is not None]
+    starts = [one.start - (one.queued or 0.0) for one in requests if one.start is not None]
     if starts:
         zero = min(starts)
         detail["timeline"] = [_bar(one, zero) for one in sorted(requests, key=lambda one: one.start or 0.0)[:TIMELINE_MOST] if one.start is not None]

@@ -24,18 +24,18 @@ class Notes:
     """What was not as it should be, each once, in the order in which it was seen. Beyond `MAX_NOTES` only their number is kept."""
 
     words: list[str] = field(default_factory=list)
-    left_out: int = 0
+    left_out: set[int] = field(default_factory=set)  # hashes of sentences
 
     def add(self, sentence: str) -> None:
         if sentence in self.words:
             return
         if len(self.words) >= MAX_NOTES:
-            self.left_out += 1
+            self.left_out.add(hash(sentence))
         else:
             self.words.append(sentence)
 
     def told(self) -> list[str]:
-        more = [f"{self.left_out} more notes of this kind"] if self.left_out else []
+        more = [f"{len(self.left_out)} more notes of this kind"] if self.left_out else []
         return [*self.words, *more]
 
 
@@ -231,5 +231,6 @@ def _unquoted(value: Any) -> Any:
 def _shown(value: Any) -> str:
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
-    text = json.dumps(value) if isinstance(value, str | bool) else str(value)
-    return f"`{clean(text, 40)}`"
+    if isinstance(value, str):
+        return f'`"{clean(value, 40)}"`'
+    return f"`{json.dumps(value) if isinstance(value, bool) else str(value)[:40]}`"

@@ -212,9 +212,15 @@ def _requests(told: Fields) -> list[Request] | None:
         begin = start if start is not None else 0.0
         times = tuple(accumulate(gaps, initial=begin + ttft))
         latency = number(_at(others["latencies"], at))
-        made.append(Request(start=begin, first=times[0], last=begin + latency if latency else times[-1], times=times, tokens=tokens,
-                            queued=number(_at(others["queue_times"], at))))
+        made.append(Request(start=begin, first=times[0], times=times, tokens=tokens, queued=_wait(_at(others["queue_times"], at)),
+                            last=begin + latency if latency and latency > 0 else times[-1]))
     return made
+
+
+def _wait(value: Any) -> float | None:
+    """Seconds before a request went out; a negative one is no wait."""
+    found = number(value)
+    return found if found is not None and found >= 0 else None
 
 
 def _at(values: Sequence[Any], at: int) -> Any:
