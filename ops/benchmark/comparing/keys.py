@@ -29,10 +29,11 @@ def sweep_key(settings: Mapping[str, Any]) -> str:
     kept = {name: settings[name] if settings.get(name) is not None else _DEFAULTS.get(name) for name in _OF_SWEEP if name in settings
             or name in _DEFAULTS}
     if kept.get("prompt_source") == "file":
-        kept.pop("prompt_words", None)
-        kept.pop("prompt_tokens", None)
-    elif kept.get("prompt_tokens"):
-        kept.pop("prompt_words", None)  # so many tokens: whatever words make them
+        unused = ("prompt_words", "prompt_tokens")
+    else:
+        unused = ("prompt_sha256", "prompt_words" if kept.get("prompt_tokens") else "prompt_tokens")  # so many tokens: whatever words make them
+    for name in unused:
+        kept.pop(name, None)
     kept = {name: value for name, value in kept.items() if value is not None}
     return hashlib.sha256(_canonical(kept).encode()).hexdigest()
 

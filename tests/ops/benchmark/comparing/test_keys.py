@@ -40,7 +40,8 @@ def test_levels_are_no_part_of_a_sweeps_key_but_the_kind_of_load_is() -> None:
 
 
 def test_a_setting_that_was_not_there_yet_is_its_default() -> None:
-    now = SETTINGS | {"endpoint_kind": "chat", "load": "closed", "prompt_source": "synthetic", "reasoning": "", "max_in_flight": None, "burst": False}
+    now = SETTINGS | {"endpoint_kind": "chat", "load": "closed", "prompt_source": "synthetic", "reasoning": "", "max_in_flight": None, "burst": False,
+                      "prompt_sha256": "", "prompt_tokens": None}
     assert sweep_key(SETTINGS) == sweep_key(now)
     assert sweep_key(SETTINGS | {"temperature": 0}) == sweep_key(SETTINGS)
 
