@@ -1,4 +1,4 @@
-"""Our transport, as a sweep uses it: connections opened before, all requests handed over at once, events cut after the stream's end."""
+"""Our transport, as a sweep uses it: connections opened before, all requests handed over at once, read after the streams' end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def measure(url: str, streams: int, tokens: int, stamps: str = "kernel") -> Meas
 
 async def _load(url: str, streams: int, tokens: int, kernel: bool) -> Measured:
     from ops.benchmark.chat_client import ChatClient
-    from ops.benchmark.chat_stream import events
+    from ops.benchmark.chat_stream import events, read_in_steps
     from ops.benchmark.stamped_connection import RawResponse
 
     client = ChatClient(url, "paced", kernel_stamps=kernel)
@@ -41,11 +41,13 @@ async def _load(url: str, streams: int, tokens: int, kernel: bool) -> Measured:
     for index in range(streams):
         start(index)
     await over.wait()
-    cut = [(sent, list(events(raw))) for sent, raw in ended]
+    for _, raw in ended:
+        for _ in read_in_steps(raw):
+            pass
     cpu = time.process_time() - cpu
     measured = Measured(cpu)
-    for sent, chunks in cut:
-        measured.add_stream(sent, chunks)
+    for sent, raw in ended:
+        measured.add_stream(sent, events(raw))
     for connection in connections:
         connection.close()
     return measured

@@ -11,21 +11,26 @@ import math
 import re
 import time
 from array import array
-from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from ops.benchmark.event_cutter import EventCutter
 from ops.benchmark.request_record import CONTENT, REASONING, TOOL, ErrorKind, RequestRecord
 from ops.benchmark.stamped_connection import RawResponse, chunk_size
 
-EVENTS_PER_STEP = 100  # about 0.2 ms of work
+EVENTS_PER_STEP = 200  # about 0.2 ms of work
+HARD_EVENTS_PER_STEP = 25  # of those that do not look like the one before
 
-# A delta with exactly one text and nothing else to learn, as most events are; anything else goes through the JSON parser. A quote inside a
-# JSON string is escaped, so this text cannot stand inside a string.
-_PLAIN_DELTA = re.compile(rb'"delta":\s?\{"(content|reasoning|reasoning_content)":\s?"(?:[^"\\]++|\\.)++"\}')
+# A delta with exactly one text (or a completion's text) and nothing else to learn, as most events are; anything else goes through the JSON
+# parser. A quote inside a JSON string is escaped, so this text cannot stand inside a string.
+_STRING = rb'"(?:[^"\\\x00-\x1f]++|\\.)++"'
+_PLAIN_DELTA = re.compile(rb'"delta":\s?\{"(?P<field>content|reasoning|reasoning_content)":\s?(?P<text>' + _STRING + rb")\}")
+_PLAIN_COMPLETION = re.compile(rb'"choices":\s?\[\{(?:"index":\s?0,\s?)?"text":\s?(?P<text>' + _STRING + rb")[,}]")
+_TEXT = re.compile(_STRING)
 _NOT_FINISHED = re.compile(rb'"finish_reason":\s?null')
+_USAGE = re.compile(rb'"usage":\s?[^\sn]')
 
 
 @dataclass(slots=True)
@@ -82,71 +87,75 @@ def body(raw: RawResponse) -> bytes:
     return b"".join(blob[a:b] for a, b in body_spans(blob, raw))
 
 
+def segments(raw: RawResponse) -> Iterator[tuple[int, bytes]]:
+    """(stamp, body's bytes) of every segment that has any."""
+    skip = raw.body_start
+    for stamp, piece in zip(raw.stamps, raw.pieces, strict=False):  # a stream in flight grows meanwhile
+        if not skip:
+            yield stamp, piece
+        elif len(piece) > skip:
+            yield stamp, piece[skip:]
+            skip = 0
+        else:
+            skip -= len(piece)
+
+
 def events(raw: RawResponse) -> Iterator[tuple[int, bytes]]:
-    """(stamp, data) of every event that has data. Comments and other fields are passed over; several `data:` lines join with a newline."""
-    blob = b"".join(raw.pieces)
-    spans = list(body_spans(blob, raw))
-    if any(blob.find(b"\r", a, b) >= 0 for a, b in spans):
-        yield from _events_any_newline(blob, spans, raw)
+    """(stamp, data) of every event that has data; the stamp is of the segment that brought the event's end."""
+    if not raw.framing:
         return
-    ends, at = [], 0
-    for piece in raw.pieces:
-        at += len(piece)
-        ends.append(at)
-    stamps, segment, carry = raw.stamps, 0, b""
-    for a, b in spans:
-        piece = carry + blob[a:b] if carry else blob[a:b]
-        shift, pos = a - len(carry), 0  # an event always ends in this span, where piece[i] is blob[shift + i]
-        while (end := piece.find(b"\n\n", pos)) >= 0:
-            last = shift + end + 1
-            while ends[segment] <= last:
-                segment += 1
-            one_line = piece.startswith(b"data:", pos) and piece.find(b"\n", pos, end) < 0
-            data = piece[pos + 5:end] if one_line else _data_of(piece[pos:end].split(b"\n"))
-            if data is not None:
-                yield stamps[segment], data
-            pos = end + 2
-        carry = piece[pos:]
-    if carry and raw.complete and (data := _data_of(carry.split(b"\n"))) is not None:
-        yield stamps[-1], data  # servers that leave out the last blank line
+    cutter = EventCutter(chunked=raw.framing == "chunked")
+    for stamp, segment in segments(raw):
+        for data in cutter.feed(segment):
+            yield stamp, data
+    if raw.complete and raw.stamps:
+        for data in cutter.finish():
+            yield raw.stamps[-1], data
 
 
-def _events_any_newline(blob: bytes, spans: list[tuple[int, int]], raw: RawResponse) -> Iterator[tuple[int, bytes]]:
-    """As `events`, for streams with CR LF or CR as newline: slower, and rare."""
-    text = b"".join(blob[a:b] for a, b in spans)
-    span_starts, total = [], 0
-    for a, b in spans:
-        span_starts.append(total)
-        total += b - a
-    ends, at = [], 0
-    for piece in raw.pieces:
-        at += len(piece)
-        ends.append(at)
+class _Pattern:
+    """What the events of one stream have in common: all but their text, as the first of them showed.
 
-    def stamp(offset: int) -> int:
-        span = bisect_right(span_starts, offset) - 1
-        return raw.stamps[bisect_right(ends, spans[span][0] + offset - span_starts[span])]
+    Servers repeat id, time, model and fields in each event, and send each in an HTTP chunk and a segment of its own. A segment that begins and
+    ends as that one did, with a JSON string between, is such an event: known by two comparisons, with nothing taken apart.
+    """
 
-    lines: list[bytes] = []
-    start = 0
-    for newline in re.finditer(rb"\r\n|\n|\r", text):
-        line, start = text[start:newline.start()], newline.end()
-        if line:
-            lines.append(line)
-            continue
-        if (data := _data_of(lines)) is not None:
-            yield stamp(newline.end() - 1), data
-        lines = []
-    if start < len(text):
-        lines.append(text[start:])
-    if raw.complete and (data := _data_of(lines)) is not None:
-        yield raw.stamps[-1], data
+    __slots__ = ("_begin", "_begins", "_chunked", "_end", "kind")
+
+    def __init__(self, begin: bytes, end: bytes, kind: str, *, chunked: bool) -> None:
+        self._begin, self._end, self.kind, self._chunked = begin, end, kind, chunked
+        self._begins: dict[int, bytes] = {}  # by the segment's length: size line and beginning
+
+    @classmethod
+    def of(cls, segment: bytes, data: bytes, plain: re.Match[bytes], *, chunked: bool) -> _Pattern | None:
+        """From a segment that was one event with plain text; None where it was more, or less."""
+        event = b"data:" + data + b"\n\n"
+        framed = b"%x\r\n%s\r\n" % (len(event), event) if chunked else event
+        if segment != framed:
+            return None
+        text_start, text_end = plain.span("text")
+        return cls(event[:5 + text_start], event[5 + text_end:] + (b"\r\n" if chunked else b""), _kind(plain), chunked=chunked)
+
+    def fits(self, segment: bytes) -> bool:
+        size = len(segment)
+        begin = self._begins.get(size)
+        if begin is None:
+            begin = self._begins[size] = self._begin_for(size)
+        return segment.startswith(begin) and segment.endswith(self._end) and _TEXT.fullmatch(segment, len(begin), size - len(self._end)) is not None
+
+    def _begin_for(self, size: int) -> bytes:
+        """The beginning of a segment of this size: with its HTTP chunk's size line, whose own digits count."""
+        if not self._chunked:
+            return self._begin
+        for digits in range(1, 9):
+            line = b"%x\r\n" % max(size - digits - 4, 0)
+            if len(line) == digits + 2:
+                return line + self._begin
+        return b"\n"  # fits nothing
 
 
-def _data_of(lines: list[bytes]) -> bytes | None:
-    """The event's data, or None if it has no `data` line."""
-    found = [line[6:] if line.startswith(b"data: ") else line[5:] for line in lines if line.startswith(b"data:")]
-    return b"\n".join(found) if found else None
+def _kind(plain: re.Match[bytes]) -> str:
+    return REASONING if plain.re is _PLAIN_DELTA and plain["field"] != b"content" else CONTENT
 
 
 def read_in_steps(raw: RawResponse, *, keep_text: bool = False) -> Generator[None, None, ChatStream]:
@@ -154,26 +163,65 @@ def read_in_steps(raw: RawResponse, *, keep_text: bool = False) -> Generator[Non
     stream = ChatStream()
     times, kinds = stream.times, stream.kinds
     per_chunk: list[int] = []
-    for stamp, data in events(raw):
-        stream.events += 1
-        if stream.events % EVENTS_PER_STEP == 0:
-            yield
-        plain = None if keep_text or b'"usage"' in data or b'"error"' in data else _PLAIN_DELTA.search(data)
-        if plain and _NOT_FINISHED.search(data):
+    pattern: _Pattern | None = None
+    chunked = raw.framing == "chunked"
+    cutter = EventCutter(chunked=chunked)
+    at = 0
+    for stamp, segment in segments(raw) if raw.framing else ():
+        if pattern is not None and pattern.fits(segment) and cutter.between:
             times.append(stamp)
-            kinds.append(CONTENT if plain[1] == b"content" else REASONING)
+            kinds.append(pattern.kind)
+            stream.events += 1
+            if stream.events % EVENTS_PER_STEP == 0:
+                yield
             continue
-        if data.strip() == b"[DONE]":
-            stream.done = True
-            break
-        _read_event(stream, stamp, data, per_chunk, keep_text)
-    if per_chunk and len(per_chunk) == len(times):
+        alone = cutter.between
+        found = cutter.feed(segment)
+        for data in found:
+            at += 1
+            stream.events += 1
+            if stream.events % EVENTS_PER_STEP == 0 or at % HARD_EVENTS_PER_STEP == 0:
+                yield
+            plain = None if keep_text else _plain(data)
+            if plain is None:
+                if not _read_event(stream, stamp, data, per_chunk, keep_text):
+                    return _with_chunk_tokens(stream, per_chunk)
+                continue
+            times.append(stamp)
+            kinds.append(_kind(plain))
+            if alone and len(found) == 1:
+                pattern = _Pattern.of(segment, data, plain, chunked=chunked)
+    if raw.complete and raw.framing and raw.stamps:
+        for data in cutter.finish():
+            stream.events += 1
+            if not _read_event(stream, raw.stamps[-1], data, per_chunk, keep_text):
+                break
+    return _with_chunk_tokens(stream, per_chunk)
+
+
+def _with_chunk_tokens(stream: ChatStream, per_chunk: list[int]) -> ChatStream:
+    if per_chunk and len(per_chunk) == len(stream.times):
         stream.chunk_tokens = [now - before for before, now in zip([0, *per_chunk], per_chunk, strict=False)]
     return stream
 
 
-def _read_event(stream: ChatStream, stamp: int, data: bytes, per_chunk: list[int], keep_text: bool) -> None:
-    """One event that is more than a piece of text; `per_chunk` collects completion tokens so far where events tell them."""
+def _plain(data: bytes) -> re.Match[bytes] | None:
+    """The text of an event that has nothing but one: no usage, no error, no end."""
+    if b'"error"' in data or _USAGE.search(data) or not _NOT_FINISHED.search(data):
+        return None
+    return _PLAIN_DELTA.search(data) or (_PLAIN_COMPLETION.search(data) if b'"delta"' not in data else None)
+
+
+def _read_event(stream: ChatStream, stamp: int, data: bytes, per_chunk: list[int], keep_text: bool) -> bool:
+    """One event, whatever it is; False for the one that ends the stream. `per_chunk` collects completion tokens so far where events tell them."""
+    if data.strip() == b"[DONE]":
+        stream.done = True
+        return False
+    _read_json(stream, stamp, data, per_chunk, keep_text)
+    return True
+
+
+def _read_json(stream: ChatStream, stamp: int, data: bytes, per_chunk: list[int], keep_text: bool) -> None:
     try:
         event = json.loads(data.decode("utf-8", "replace"))
     except (ValueError, RecursionError):

@@ -123,6 +123,50 @@ def test_every_cut_gives_the_stamp_of_its_segment() -> None:
     assert found == ends
 
 
+LIKE_VLLM = [
+    b'data: {"id":"c-1","object":"chat.completion.chunk","created":17,"model":"m","choices":[{"index":0,"delta":%s,"logprobs":null,'
+    b'"finish_reason":null,"token_ids":null}]}\n\n' % delta
+    for delta in [b'{"role":"assistant","content":""}', *(b'{"reasoning":" r%d"}' % i for i in range(4)),
+                  *(b'{"content":" \\u00e9 \\"%s\\" \xc3\xa9"}' % (b"y" * i) for i in range(40)), b'{"content":""}',
+                  b'{"content":"x","reasoning":"y"}',
+                  b'{"content":"a","tool_calls":[{"index":0,"function":{"arguments":"{}"}}]}', b'{"content":"z"}']
+]
+LIKE_A_COMPLETION = [b'data: {"id":"c-1","choices":[{"index":0,"text":"%s","logprobs":null,"finish_reason":null}],"usage":null}\n\n' % text
+                     for text in [b"", b" a", b'\\"text\\":', b" b", b" c"]]
+
+
+@pytest.mark.parametrize(("name", "kinds"), [("chat", "rrrr" + "c" * 43), ("completions", "cccc")])
+def test_events_alike_in_segments_of_their_own_are_read_as_by_the_json_parser(name: str, kinds: str) -> None:
+    """Most segments pass by their likeness to one before; any cut and any whole must give the same."""
+    parts = [STREAM_HEAD, *map(chunk, LIKE_VLLM if name == "chat" else LIKE_A_COMPLETION), chunk(event({}, finish="stop")), chunk(DONE), STREAM_END]
+    fast, whole = read(received(*parts)), read(received(*parts), keep_text=True)
+    assert "".join(fast.kinds) == "".join(whole.kinds) == kinds
+    assert (list(fast.times), fast.finish_reason, fast.done) == (list(whole.times), "stop", True)
+    for seed in range(20):
+        draw = random.Random(seed)
+        cuts = [(part, draw.randrange(40)) for part in parts]
+        torn = [piece for part, at in cuts for piece in (part[:at], part[at:]) if piece]
+        assert "".join(read(received(*torn)).kinds) == kinds
+
+
+def test_a_segment_that_only_looks_like_the_ones_before_is_taken_apart() -> None:
+    good = LIKE_VLLM[1]
+    wrong_size = b"%x\r\n%s\r\n" % (len(good) + 1, good)  # its chunk goes on with the next segment's first byte
+    stream = read(received(STREAM_HEAD, chunk(good), chunk(good), wrong_size, b"\r\n", chunk(DONE)[:-2]))
+    assert stream.kinds[:2] == ["r", "r"] and len(stream.kinds) <= 3
+    two = good.replace(b'" r0"', b'" r0"},"logprobs":null,"finish_reason":null,"token_ids":null},{"index":1,"delta":{"reasoning":"s"')
+    fast, whole = (read(received(STREAM_HEAD, chunk(good), chunk(two), chunk(good), STREAM_END), keep_text=keep) for keep in (False, True))
+    assert fast.kinds == whole.kinds
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+def test_an_event_of_megabytes_in_small_segments_takes_no_longer_for_each_byte(newline: bytes) -> None:
+    """Segments of 1 kB: were what is there looked at anew with each, this would take minutes."""
+    big = event({"content": "x" * 16_000_000}).replace(b"\n", newline)
+    wire = STREAM_HEAD + chunk(big) + STREAM_END
+    assert read(received(*(wire[i:i + 1024] for i in range(0, len(wire), 1024)))).kinds == ["c"]
+
+
 def test_several_data_lines_and_other_fields_make_one_event() -> None:
     whole = b'event: message\nid: 7\ndata: {"choices":[{"index":0,\ndata: "delta":{"content":"x"},"finish_reason":"stop"}]}\nretry: 5\n\n'
     assert read(received(stream_of(whole, DONE))).kinds == ["c"]
