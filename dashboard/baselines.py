@@ -14,6 +14,7 @@ from django.db import transaction
 
 from dashboard import noise_floors, permissions
 from dashboard.models import AuditEntry, BenchmarkRun, Service
+from dashboard.templatetags.roundhouse import short_release
 from ops.benchmark.comparing import readings
 from ops.benchmark.comparing.keys import TITLES
 from ops.benchmark.comparing.verdicts import METRICS
@@ -70,7 +71,7 @@ def side_of(run: BenchmarkRun) -> list[BenchmarkRun]:
 
 def label(run: BenchmarkRun) -> str:
     """The side in a few words."""
-    return run.label or f"{run.release or run.model}, {run.started_at:%d %b %Y}"
+    return run.label or f"{short_release(run.release) or run.model}, {run.started_at:%d %b %Y}"
 
 
 def snapshot(service: Service) -> dict[str, Any] | None:

@@ -158,6 +158,7 @@ def start_noise_floor(*, service: Service, settings: SweepSettings, user: Abstra
 def start_decide(*, run: BenchmarkRun, more: int, user: AbstractBaseUser | None, idempotency_key: str | None = None) -> Job:
     """Measures what `run` measured `more` times again, so that all of them are one side. Raises BadInput where the service is not what it was."""
     from ops.benchmark.presets import SweepSettings
+    from ops.benchmark.repeats import SEED_STEP
 
     service = run.service
     if service is None or run.origin != "roundhouse":
@@ -173,11 +174,8 @@ def start_decide(*, run: BenchmarkRun, more: int, user: AbstractBaseUser | None,
     with transaction.atomic():
         BenchmarkRun.objects.filter(pk=run.pk, group=None).update(group=uuid.uuid4(), group_index=0)
         run.refresh_from_db(fields=["group", "group_index"])
-        known = BenchmarkRun.objects.filter(group=run.group)
-        place = (known.aggregate(last=Max("group_index"))["last"] or 0) + 1
-        # prompts of their own: the server has those of the earlier runs in its prefix cache
-        settings.seed = max([settings.seed, *(one for told in known.values_list("settings", flat=True) if isinstance(
-            one := (told.get("settings") or told).get("seed"), int))]) + 1
+        place = (BenchmarkRun.objects.filter(group=run.group).aggregate(last=Max("group_index"))["last"] or 0) + 1
+        settings.seed -= SEED_STEP * run.group_index  # of the group's first: each further run counts on from there, so its prompts are its own
         return start_sweep(service=service, settings=settings, user=user, repeats=more, group=run.group, group_from=place,
                            idempotency_key=idempotency_key)
 

@@ -175,10 +175,6 @@ class ActionForm(KeyedForm):
             raise forms.ValidationError("choose which processes to end" if not cleaned.get("process") else f"at most {END_AT_ONCE} at once")
         return cleaned
 
-    def params(self) -> dict[str, Any]:
-        """Of a job that any service can run as it is."""
-        return {"preset": self.cleaned_data.get("preset") or "quick"} if self.action == "sweep" else {}
-
     def start(self, service: Service, user: User) -> Job:
         """The job that was asked for. Raises what `dashboard/dispatch.py` raises."""
         given, key = self.cleaned_data, self.key()
@@ -201,7 +197,12 @@ class ActionForm(KeyedForm):
             return dispatch.start_shelf_forget(service=service, entries=list(given["patch"]), user=user, idempotency_key=key)
         if self.action == "recipe":
             return dispatch.start_recipe(service=service, label=given["label"], user=user, idempotency_key=key)
-        return dispatch.start(type=self.action, node=service.node, service=service, params=self.params(), user=user, idempotency_key=key)
+        if self.action == "sweep":
+            from dashboard.sweep_forms import made_for
+
+            settings = made_for(service, given.get("preset") or "quick")
+            return dispatch.start_sweep(service=service, settings=settings, user=user, idempotency_key=key)
+        return dispatch.start(type=self.action, node=service.node, service=service, user=user, idempotency_key=key)
 
 
 class AbandonForm(forms.Form):

@@ -25,6 +25,7 @@ TITLES = {
     "shelf-forget": "Forget patches of", "recipe": "Save a recipe of", "guards-set": "Set guards of", "adopt": "Read unit", "adopt-apply": "Adopt",
     "start": "Start", "stop": "Stop", "switch": "Switch", "reset-failed": "Reset the failed state of", "leftovers": "Look for leftovers of",
     "end-leftovers": "End leftovers of", "diagnose": "Diagnose", "settings-set": "Set launch settings of", "smoke-set": "Set the smoke suite of",
+    "noise-floor": "Measure the noise floor of",
 }
 TYPE_WORDS = {
     "plan": "Plan", "redeploy": "Redeploy", "restart": "Restart", "warmup": "Warmup watch", "sweep": "Sweep", "purge": "Purge",
@@ -32,7 +33,7 @@ TYPE_WORDS = {
     "remove-release": "Remove a release", "guards-apply": "Apply guards", "shelf-forget": "Forget patches", "recipe": "Recipe",
     "guards-set": "Set guards", "adopt": "Read a unit", "adopt-apply": "Adopt", "start": "Start", "stop": "Stop", "switch": "Switch",
     "reset-failed": "Reset failed state", "leftovers": "Look for leftovers", "end-leftovers": "End leftovers", "diagnose": "Diagnosis",
-    "settings-set": "Launch settings", "smoke-set": "Smoke suite",
+    "settings-set": "Launch settings", "smoke-set": "Smoke suite", "noise-floor": "Noise floor",
 }
 SERVING_STACK = ("vllm", "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "torch", "transformers")
 DONE_STATES = (JobState.SUCCEEDED, JobState.PARTIAL)

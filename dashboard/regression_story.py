@@ -10,13 +10,15 @@ from django.urls import reverse
 
 from dashboard import baselines, noise_floors
 from dashboard.models import BenchmarkRun, Job, NoiseFloor
+from dashboard.templatetags.roundhouse import short_release
 from ops.benchmark.comparing import readings
 from ops.benchmark.comparing.sides import Side, compare
-from ops.benchmark.comparing.verdicts import METRICS, MIN_RUNS, NOT_TESTED, VERDICTS, WITHIN, percent
+from ops.benchmark.comparing.verdicts import METRICS, MIN_RUNS, NOT_TESTED, VERDICTS, percent
 from ops.jobs.errors import BadInput
 
 SHOWN = ("output_tok_s", "tpot_p50_ms", "ttft_p50_ms", "e2e_p99_s")
 LEVELS_MOST, WORDS_MOST, RUNS_MOST = 32, 64, 24
+OUTSIDE = "outside"  # how the words of a value beyond the floor begin
 MARKS = {"better": ("up", "better"), "worse": ("fall", "worse"), "same": ("same", ""), "not decided": ("ask", ""), NOT_TESTED: ("skip", "")}
 
 
@@ -32,14 +34,15 @@ def panel(job: Job, run: BenchmarkRun | None) -> dict[str, Any] | None:
     named = readings.mapping(told.get("baseline"))
     base = _runs(named.get("run_ids"))
     mine = baselines.side_of(run) if run is not None else []
+    label, release = readings.text(named.get("label")) or (baselines.label(base[0]) if base else ""), readings.text(named.get("release"))
     made: dict[str, Any] = {
-        "label": readings.text(named.get("label")) or (baselines.label(base[0]) if base else ""), "release": readings.text(named.get("release")),
+        "label": label, "release": "" if short_release(release) in label else release,
         "base": base, "run": run, "have": len(mine), "base_have": len(base), "more": max(0, MIN_RUNS - len(mine)), "need": MIN_RUNS,
         "titles": [METRICS[name].title for name in SHOWN], "words": readings.words(told.get("words"))[:WORDS_MOST],
         "compare": f"{reverse('compare')}?{urlencode([('side', _ids(base)), ('side', _ids(mine))])}" if base and mine else "",
         "verdicts": None, "outside": 0}
     if min(len(mine), len(base)) >= MIN_RUNS and run is not None and run.state == "done":
-        made |= _decided(base, mine, run, made["label"])
+        made |= _decided(base, mine, run)
     if made["verdicts"] is None:
         made |= {"rows": [_row(level) for level in _levels(told)]}
         made["outside"] = sum(1 for row in made["rows"] for cell in row["cells"] if cell["outside"])
@@ -73,17 +76,18 @@ def _row(level: dict[str, Any]) -> dict[str, Any]:
         one = readings.mapping(known.get(name))
         ratio, word = readings.positive(one.get("ratio")), readings.text(one.get("word"))
         floor = readings.finite(one.get("floor"))
-        cells.append({"percent": percent(ratio) if ratio is not None else None, "outside": ratio is not None and word != WITHIN, "word": word,
-                      "floor": floor, "measured": one.get("floor_from") == "measured", "mark": None})
+        cells.append({"percent": percent(ratio) if ratio is not None else None, "outside": ratio is not None and word.startswith(OUTSIDE),
+                      "word": word, "floor": floor, "measured": one.get("floor_from") == "measured",
+                      "mark": MARKS.get(word) if word in VERDICTS else None, "range": ""})
     return {"label": readings.text(level.get("label")) or readings.place_words(*readings.place(level)), "why": readings.text(level.get("why"), 400),
             "errors": readings.text(level.get("errors")), "cells": cells, "comparable": level.get("comparable") is not False}
 
 
-def _decided(base: list[BenchmarkRun], mine: list[BenchmarkRun], run: BenchmarkRun, label: str) -> dict[str, Any]:
+def _decided(base: list[BenchmarkRun], mine: list[BenchmarkRun], run: BenchmarkRun) -> dict[str, Any]:
     """The verdicts of both sides as they are stored; `verdicts` None where they cannot be held against each other."""
     try:
-        found = compare([Side(label or "baseline", [baselines.document(one) for one in base]),
-                         Side("now", [baselines.document(one) for one in mine])],
+        found = compare([Side("the baseline", [baselines.document(one) for one in base]),
+                         Side("Now", [baselines.document(one) for one in mine])],
                         floors=noise_floors.floors(run.service, run.sweep_key)).as_dict()
     except BadInput as error:
         return {"verdicts": None, "words": [error.what]}

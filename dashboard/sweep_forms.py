@@ -146,7 +146,7 @@ def defaults(service: Service, preset: str) -> dict[str, Any]:
         "load": made.load, "levels": ", ".join(f"{value:g}" for value in made.values), "requests": _span(made.requests), "repeats": "1",
         "level_seconds": f"{made.level_seconds:g}", "max_tokens": f"{made.max_tokens:,}", "temperature": f"{made.temperature:g}",
         "prompt_tokens": f"about {made.prompt_words} words" if made.prompt_tokens is None else f"{made.prompt_tokens:,}", "order": made.order,
-        "output_mode": made.output_mode, "burst": "on" if made.burst else "off", "max_in_flight": "none",
+        "output_mode": made.output_mode, "burst": "all at the same instant" if made.burst else "staggered", "max_in_flight": "no cap",
         **{f"slo_{name}": f"{made.slos[name]:g}" if name in made.slos else "none" for name in SLOS}}
 
 
@@ -174,9 +174,9 @@ def history(service: Service) -> list[dict[str, Any]]:
 def size(made: SweepSettings, earlier: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     """What the sweep takes: requests, input_tokens (or None), output_tokens, minutes, estimate (the minutes come from earlier sweeps; else they are
     the most that it can take)."""
-    told = made.size()
-    return {"requests": told["requests"], "input_tokens": told.get("input_tokens"), "output_tokens": told["output_tokens"],
-            "minutes": told["minutes"], "most_minutes": made.most_minutes(), "estimate": False}
+    told = presets.size(made, earlier)
+    return {"requests": told["requests"], "input_tokens": told["input_tokens"], "output_tokens": told["output_tokens"], "minutes": told["minutes"],
+            "most_minutes": made.most_minutes(), "estimate": told["minutes_from"] == "earlier levels"}
 
 
 def reasons(service: Service) -> bool:

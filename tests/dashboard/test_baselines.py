@@ -175,7 +175,7 @@ def test_deciding_measures_the_same_again_as_one_side_with_prompts_of_its_own(st
     assert run.group is not None
     assert (job.params["group"], job.params["group_from"]) == (str(run.group), 1)
     settings = job.params["sweep_settings"]
-    assert (settings["repeats"], settings["seed"], settings["concurrencies"]) == (2, run.settings["seed"] + 1, run.settings["concurrencies"])
+    assert (settings["repeats"], settings["seed"], settings["concurrencies"]) == (2, run.settings["seed"], run.settings["concurrencies"])
 
 
 def test_nothing_is_decided_for_a_release_that_does_not_run_any_more(story: factory.Story, operator: User) -> None:

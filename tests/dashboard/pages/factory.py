@@ -17,9 +17,10 @@ from django.contrib.auth.models import User
 from django.db.models import Max
 from django.utils import timezone
 
-from dashboard import practice_reference, recorder, run_summaries
+from dashboard import baselines, practice_reference, recorder, run_summaries
 from dashboard.models import BenchmarkLevel, BenchmarkRun, Channel, ImportedFile, Job, Node, Service
 from ops import records, report
+from ops.benchmark.comparing import regression
 from ops.jobs.events import Event, EventType
 from ops.services.warmup import PHASES
 from tests.dashboard.pages import environment_data as said
@@ -480,8 +481,9 @@ class Story:
 
     def measured(self, *, ago_s: float = 600.0, scale: float = 1.0, repeats: int = 1, release: str = NEW, rates: bool = False,
                  errors: int = 0, slos: dict[str, float] | None = None, model: str = "kimi-k2.5", values: tuple[float, ...] | None = None,
-                 group: str | None = None, **asked: Any) -> list[BenchmarkRun]:
-        """A job whose sweeps ended well, every number told: `repeats` runs of one group, each one's luck a percent; `rates`: an open loop."""
+                 group: str | None = None, against: list[BenchmarkRun] | None = None, **asked: Any) -> list[BenchmarkRun]:
+        """A job whose sweeps ended well, every number told: `repeats` runs of one group, each one's luck a percent; `rates`: an open loop; `against`:
+        the baseline that its node held them against."""
         job = self.job("sweep", ago_s=ago_s, params={"preset": "story", "repeats": repeats}, steps=(("sweep", "Sweep", False),))
         self.step(job, "sweep", end=False, index=0)
         first = BenchmarkRun.objects.filter(group=group).count() if group else 0
@@ -512,6 +514,11 @@ class Story:
                 "state": "done", "warnings": [], "settings": wanted, "fingerprint": self.fingerprint(release), "levels": levels, "short": False,
                 "tool": "roundhouse", "tool_version": "0.1.0"})
             made.append(run_id)
+        if against:
+            self.tell(job)
+            told = regression.watch([baselines.document(BenchmarkRun.objects.get(pk=one)) for one in made],
+                                    [baselines.document(one) for one in against], label=baselines.label(against[0]))
+            self.say(job, EventType.REGRESSION, **told)
         self.finish_step(job, "sweep", took=1555.0)
         self.end(job, duration_s=1560.0)
         return [BenchmarkRun.objects.get(pk=one) for one in made]
@@ -797,6 +804,25 @@ def comparing() -> Story:
     story.measured(ago_s=86400, model="kimi-k2.5-int4", scale=0.84, values=values)
     story.imported(practice=True)
     practice_reference.seed()
+    return story
+
+
+def deciding() -> Story:
+    """A service with a pinned baseline of three runs: one sweep that is slower, one that was decided, a measured noise floor."""
+    story = Story()
+    story.node()
+    story.service(release=NEW)
+    base = story.measured(ago_s=5 * 86400, release=OLD, repeats=3)
+    baselines.pin(base[0], story.user)
+    story.measured(ago_s=4 * 86400, scale=0.9, against=base, repeats=3)
+    job = story.job("noise-floor", ago_s=2 * 86400, steps=(("sweep", "Noise floor", False),))
+    story.step(job, "sweep", end=False, index=0)
+    story.say(job, EventType.NOISE_FLOOR, service="kimi-k25", sweep_key=base[0].sweep_key, stack="", run_ids=["a"] * 6, floors=[
+        {"load": "closed", "value": c, "metric": metric, "half_width": width * (1 + c / 100), "runs": 6}
+        for c in LEVELS for metric, width in (("output_tok_s", 0.011), ("tpot_p50_ms", 0.012), ("ttft_p50_ms", 0.041), ("ttft_p99_ms", 0.12))])
+    story.finish_step(job, "sweep", note="6 runs; throughput differs from itself by up to ±2.5 %")
+    story.end(job)
+    story.measured(ago_s=600, scale=0.93, against=base)
     return story
 
 
