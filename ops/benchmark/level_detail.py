@@ -55,7 +55,7 @@ def _short(value: float) -> float:
 
 def _seconds(good: Sequence[RequestRecord], t0: int, window: tuple[int, int] | None) -> dict[str, Any]:
     last = max((record.times[-1] for record in good), default=t0)
-    step = max(1, math.ceil((last - t0) / S / SECONDS_MOST))
+    step = max(1, math.ceil((last - t0 + 1) / S / SECONDS_MOST))
     bins = [0.0] * (int((last - t0) / (step * S)) + 1 if good else 0)
     for record in good:
         if record.chunk_tokens:
@@ -74,6 +74,7 @@ def _course(record: RequestRecord, t0: int) -> dict[str, Any]:
     def ms(at: int | None) -> float | None:
         return None if at is None else round((at - t0) / MS, 2)
 
-    return {"q": ms(record.t_sched), "s": ms(record.t_send or None), "f": ms(record.times[0] if record.times else None),
+    sent = record.t_send >= record.t_sched  # 0 until then
+    return {"q": ms(record.t_sched), "s": ms(record.t_send if sent else None), "f": ms(record.times[0] if record.times else None),
             "c": ms(record.times[record.kinds.index(CONTENT)] if CONTENT in record.kinds else None), "e": ms(record.t_end),
             "err": record.error_kind or ("unfinished" if record.unfinished else "")}

@@ -235,7 +235,7 @@ def steady_window(records: Sequence[RequestRecord], load: str, value: float) -> 
     the latencies after the first request (by then as many are in flight as the rate keeps there) to the last arrival that was sent.
     """
     if load == "open":
-        sent = [record for record in records if record.t_send and not (record.unfinished and record.t_send == record.t_end)]
+        sent = [record for record in records if record.t_send >= record.t_sched and not (record.unfinished and record.t_send == record.t_end)]
         took = sorted(record.times[-1] - record.t_sched for record in sent if record.ok and record.times)
         ramp = percentile(took, 90)
         if ramp is None:
@@ -289,7 +289,7 @@ def level_metrics(records: Sequence[RequestRecord], *, load: str = "closed", val
     offered, behind = _offered(records, good, window, whole, done_in_window) if load == "open" and whole else (None, False)
     with_content = [r for r in good if CONTENT in r.kinds]
     with_split = [r for r in good if r.reasoning_tokens is not None]
-    queue = [r.t_send - r.t_sched for r in records if r.t_send]
+    queue = [r.t_send - r.t_sched for r in records if r.t_send >= r.t_sched]
     prompts = [r.prompt_tokens for r in good]
     made = LevelMetrics(
         load=load, value=value, requests=requests, sent=len(records), finished=len(good), errors=len(failed),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 
 import pytest
 
+from ops.benchmark import metrics
+from ops.benchmark.level_detail import level_detail
 from ops.benchmark.metrics import ClientCost, Spread, level_metrics, percentile, steady_window, tokens_between, tpot
 from ops.benchmark.request_record import RequestRecord
 
@@ -176,3 +179,73 @@ def test_names_of_times_and_rates_have_their_unit() -> None:
         if isinstance(value, float):
             assert name.endswith(("_ms", "_s", "_w", "_share", "_rate", "_x", "_efficiency", "_chunk", "_p50", "_joule", "_user", "_gpu", "_mean",
                                   "value")), name
+
+
+def test_goodput_counts_requests_that_meet_every_objective_and_leaves_out_what_lacks_a_measurement() -> None:
+    records = [request(0, 0, [100, 200]), request(0, 200, [600, 700]), request(0, 700, [800, 1500]), request(0, 1500, [1600])]
+    made = level_metrics(records, value=1, requests=4, slos={"ttft_ms": 300, "tpot_ms": 150}).as_dict()
+    # the first is good, the second is late, the third slow, the fourth has one token and so no TPOT
+    assert (made["goodput_s"], made["goodput_left_out"]) == (pytest.approx(1 / 1.6), 1)
+    assert made["slos"] == {"ttft_ms": 300, "tpot_ms": 150}
+    assert level_metrics(LEVEL, value=2, requests=4).as_dict()["goodput_s"] is None
+
+
+def test_failed_requests_are_not_good() -> None:
+    made = level_metrics([request(0, 0, [100, 1000]), failed(0, 1000, 2000)], value=1, requests=2, slos={"ttft_ms": 300})
+    assert made.goodput_s == pytest.approx(0.5)
+
+
+def poisson(rate: float, count: int, took_ms: Callable[[int], float]) -> list[RequestRecord]:
+    """Requests an even time apart, each with its latency."""
+    return [request(i, i * 1000 / rate, [i * 1000 / rate + took_ms(i) / 2, i * 1000 / rate + took_ms(i)]) for i in range(count)]
+
+
+def test_the_steady_window_of_a_rate_is_from_one_latency_after_the_start_to_the_last_arrival() -> None:
+    records = poisson(10, 101, lambda i: 500)
+    assert steady_window(records, "open", 10) == (500 * MS, 10_000 * MS)
+    made = level_metrics(records, load="open", value=10, requests=101)
+    assert (made.offered_s, made.achieved_s) == (pytest.approx(10, rel=0.02), pytest.approx(10, rel=0.02)) and made.concurrency is None
+    assert "overloaded" not in made.marks and made.as_dict()["scaling_efficiency"] is None
+
+
+def test_a_server_that_falls_behind_its_arrivals_is_marked() -> None:
+    made = level_metrics(poisson(10, 400, lambda i: 100 + 50 * i), load="open", value=10, requests=400)  # it does 6.7 a second
+    assert "overloaded" in made.marks and made.achieved_s == pytest.approx(6.7, rel=0.05)
+
+
+def test_latency_from_the_schedule_holds_the_queue_delay() -> None:
+    made = level_metrics([request(0, 10, [100], sched=7)], value=1, requests=1).as_dict()
+    assert (made["e2e_from_schedule_p50_s"], made["e2e_p50_s"]) == (0.093, 0.09)
+
+
+def test_more_gaps_than_are_kept_one_by_one_give_the_same_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [request(0, 0, [i * 10 + (i % 7) for i in range(1, 300)])]
+    exact = level_metrics(records, value=1, requests=1)
+    monkeypatch.setattr(metrics, "GAPS_EXACT", 10)
+    counted = level_metrics(records, value=1, requests=1)
+    for name in ("mean", "p50", "p90", "p99"):
+        assert getattr(counted.icl, name) == pytest.approx(getattr(exact.icl, name), abs=1000)
+    assert counted.bunched_share == exact.bunched_share
+
+
+def test_answers_that_come_whole_are_seen() -> None:
+    made = level_metrics([request(0, 0, [500] * 10), request(0, 500, [1000] * 10), request(0, 1000, [1100, 1200, 1300, 1400])], value=1, requests=3)
+    assert made.whole_answers_share == pytest.approx(2 / 3)
+
+
+def test_what_charts_need_is_small_and_whole() -> None:
+    left = RequestRecord(index=4, slot=0, t_sched=800 * MS, t_send=800 * MS, t_end=900 * MS, unfinished=True)
+    detail = level_detail([*LEVEL, failed(1, 800, 810), left], t0=0, window=(200 * MS, 800 * MS))
+    assert [len(detail["ecdf"][name]) for name in ("ttft_ms", "icl_ms", "e2e_s", "tpot_ms")] == [101] * 4
+    assert sum(detail["seconds"]["tok_s"]) == sum(record.output_tokens or 0 for record in LEVEL)
+    assert (detail["seconds"]["step_s"], detail["seconds"]["from_s"], detail["seconds"]["to_s"]) == (1, 0.2, 0.8)
+    assert [row["err"] for row in detail["timeline"]] == ["", "", "", "", "http", "unfinished"]
+    assert detail["timeline"][0]["s"] == 0
+    assert detail["timeline"][5] == {"q": 800.0, "s": 800.0, "f": None, "c": None, "e": 900.0, "err": "unfinished"}
+    empty = level_detail([], t0=0, window=None)
+    assert empty["ecdf"]["ttft_ms"] is None and empty["seconds"]["tok_s"] == [] and empty["seconds"]["from_s"] is None
+
+
+def test_a_level_of_an_hour_has_seconds_in_steps() -> None:
+    detail = level_detail([request(0, 0, [1000, 3_600_000], tokens=2)], t0=0, window=None)
+    assert detail["seconds"]["step_s"] == 5 and len(detail["seconds"]["tok_s"]) == 721
