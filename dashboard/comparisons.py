@@ -578,5 +578,7 @@ def facts(told: Mapping[str, Any], *, everything: bool) -> dict[str, Any]:
                 "name": row["name"], "mono": mono, "cells": [
                     {"text": "not known" if value is None else str(version(value)), "faint": value is None, "changed": changed}
                     for value, changed in zip(row["values"], row["changed"], strict=True)]})
-    return {"groups": [{"title": title, "rows": rows} for title, rows in groups.items()], "differing": table["count"] - table["equal"],
-            "count": table["count"], "equal": table["equal"]}
+    equal = sum(1 for row in table["rows"] if not row["differs"] and None not in row["values"])
+    differing = sum(1 for row in table["rows"] if row["differs"])
+    return {"groups": [{"title": title, "rows": rows} for title, rows in groups.items()], "differing": differing, "count": table["count"],
+            "equal": equal, "half_known": table["count"] - differing - equal}
