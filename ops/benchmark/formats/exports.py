@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from ops.benchmark.formats.levels import PARTS, SPREADS, spread_of
+from ops.benchmark.metrics import tpot
 from ops.benchmark.request_record import RequestRecord
 
 RUN_COLUMNS = ("run_id", "label", "model", "service", "release", "vllm_version", "origin", "tool", "tool_version", "practice", "started_at")
@@ -85,8 +86,8 @@ def to_markdown(document: Mapping[str, Any]) -> str:
 def to_vllm_bench(document: Mapping[str, Any], level: Mapping[str, Any], records: Sequence[RequestRecord] | None = None) -> dict[str, Any]:
     """One level in the schema of `vllm bench serve --save-result`, with `records` as with `--save-detailed`.
 
-    Throughput is over the whole run, as there; our steady one and what else the schema lacks have keys of their own, as `--metadata` has. TTFT
-    is that of the first text: this client counts no role-only event, so `itls` has no near-zero first gap.
+    Throughput and goodput are over the whole run, as there; our steady ones and what else the schema lacks have keys of their own, as `--metadata`
+    has. TTFT is that of the first text: this client counts no role-only event, so `itls` has no near-zero first gap.
     """
     closed = level.get("load") != "open"
     value = level.get("value", level.get("concurrency"))
@@ -101,7 +102,7 @@ def to_vllm_bench(document: Mapping[str, Any], level: Mapping[str, Any], records
         "tokenizer_id": document.get("model") or None, "num_prompts": level.get("requests"), "request_rate": "inf" if closed else value,
         "burstiness": 1.0, "max_concurrency": int(value) if closed and value else document.get("settings", {}).get("max_in_flight"),
         "duration": whole_s, "completed": finished, "failed": level.get("errors"), "total_input_tokens": prompts, "total_output_tokens": tokens,
-        "request_throughput": level.get("whole_requests_s"), "request_goodput": level.get("goodput_s"),
+        "request_throughput": level.get("whole_requests_s"), "request_goodput": _goodput(level, records),
         "output_throughput": level.get("whole_output_tok_s") if level.get("whole_output_tok_s") is not None else level.get("output_tok_s"),
         "total_token_throughput": (tokens + prompts) / whole_s if tokens is not None and prompts is not None and whole_s else None,
     }
@@ -113,11 +114,30 @@ def to_vllm_bench(document: Mapping[str, Any], level: Mapping[str, Any], records
         made |= {f"p{p}_{theirs}_ms": told.get(f"p{p}") for p in PERCENTILES}
     made |= {
         "measured_by": f"{document.get('tool')} {document.get('tool_version') or ''}".strip(), "run_id": document.get("run_id"),
-        "steady_output_throughput": level.get("steady_output_tok_s"), "gpu_count": level.get("gpu_count"), "max_tokens": level.get("max_tokens"),
+        "steady_output_throughput": level.get("steady_output_tok_s"),
+        "steady_request_goodput": level.get("goodput_s") if level.get("window") == "steady" else None,
+        "gpu_count": level.get("gpu_count"), "max_tokens": level.get("max_tokens"),
         "output_mode": level.get("output_mode"), "practice": "yes" if document.get("practice") else None,
     }
     made = {name: one for name, one in made.items() if one is not None or name in ("label", "max_concurrency", "request_goodput")}
     return made | _lists(records) if records is not None else made
+
+
+def _goodput(level: Mapping[str, Any], records: Sequence[RequestRecord] | None) -> float | None:
+    """Requests a second over the whole run that met every SLO. Ours is of the steady window: another number, so that is left out."""
+    slos, whole_s = level.get("slos"), level.get("whole_s")
+    if records is None or not slos or not whole_s:
+        return level.get("goodput_s") if level.get("window") != "steady" else None
+    good = 0
+    for record in records:
+        if not record.ok or not record.times:
+            continue
+        after = tpot(record)
+        values = {"ttft_ms": (record.times[0] - record.t_send) / 1e6, "e2e_s": (record.times[-1] - record.t_send) / 1e9,
+                  "tpot_ms": None if after is None else after / 1e6}
+        met = [(value := values.get(name)) is not None and value <= limit for name, limit in slos.items()]
+        good += all(met)
+    return good / whole_s
 
 
 def _single(good: Sequence[RequestRecord]) -> dict[str, list[float]]:

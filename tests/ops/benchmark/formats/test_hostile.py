@@ -138,3 +138,23 @@ def test_strange_fields_are_named() -> None:
                  "`median_ttft_ms` is a list, not a number: not imported", "`errors` is `\"none\"`, not a list: not imported"):
         assert word in words
     assert any(word.startswith("`date` is `\"yesterday\"`, not a time") for word in words)
+
+
+def test_a_run_of_our_own_schema_is_believed_no_more_than_others() -> None:
+    chance = random.Random(5)
+    whole = json.loads(exports.to_json(samples.read(samples.raw(VLLM))[0]))
+    for _ in range(150):
+        told = whole
+        for _ in range(chance.randrange(1, 4)):
+            told = changed(told, chance)
+        try:
+            for document in samples.read(told):
+                harmless([document])
+        except BadInput as error:
+            assert error.what
+    strange = {"marks": "short", "server": [1], "gpus": [{"index": 0, "power_mean_w": "hot"}], "detail": {"ecdf": {"ttft_ms": [1, 2]}}}
+    [document] = samples.read(whole | {"origin": "made up", "settings": {"x": "y" * 300_000}, "practice": "no",
+                                       "levels": [whole["levels"][0] | strange]})
+    level = document["levels"][0]
+    assert (document["origin"], document["settings"], document["practice"]) == ("imported", {}, False)
+    assert (level["marks"], level["server"], level["gpus"]) == ([], None, [{"index": 0.0}]) and level["detail"]["ecdf"]["ttft_ms"] is None
