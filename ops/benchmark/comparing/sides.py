@@ -100,6 +100,10 @@ class _Prepared:
                 found.setdefault(one[0], one)
         return list(found.values())
 
+    def marked(self, mark: str) -> list[str]:
+        """Where some run has that mark."""
+        return [readings.place_words(*place) for place in self.places if any(mark in readings.words(level.get("marks")) for level in self.at(place))]
+
     def every(self, read: Any) -> list[Any]:
         return list(dict.fromkeys(read(run) for run in self.runs))
 
@@ -305,11 +309,6 @@ class _Comparing:
             left_out = [readings.place_words(*place) for place in side.places if len(side.at(place)) > len(side.whole_at(place))]
             if left_out:
                 notes.append(f"{side.name}: a level that did not run to its end is not counted at {_listed(left_out)}")
-            for mark, words in _MARKS.items():
-                marked = [readings.place_words(*place) for place in side.places
-                          if any(mark in readings.words(level.get("marks")) for level in side.at(place))]
-                if marked:
-                    notes.append(f"{side.name}: {words} at {_listed(marked)}")
             if self.blocked[index]:
                 notes.append(f"{side.name} gets no verdict: {self.blocked[index]}")
             elif index and (order := _order(self.base, side)):
@@ -317,13 +316,16 @@ class _Comparing:
             orders = {_settings(one, "order") for one in (self.base, side)} - {None}
             if index and len(orders) > 1:
                 notes.append(f"The levels of {side.name} ran in another order than those of {self.base.name}")
+        for mark, words in _MARKS.items():
+            if marked := [f"{side.name} at {_listed(places)}" for side in self.sides if (places := side.marked(mark))]:
+                notes.append(f"{words}: {'; '.join(marked)}")
         return notes
 
 
 _MARKS = {
-    "client-bound": "the client was at its limit, so the numbers are the client's,", "reasoning only": "most requests ended before any answer",
-    "bunched": "chunks came in bunches, so times between tokens say little,", "length not obeyed": "the server did not keep to the length asked for",
-    "short": "few requests or a short window",
+    "client-bound": "The client was at its limit, so these numbers tell of the client", "reasoning only": "Many requests ended before any answer",
+    "bunched": "Chunks came in bunches, so times between tokens say little", "length not obeyed": "The server did not keep to the length asked for",
+    "short": "Few requests, or a short window",
 }
 
 

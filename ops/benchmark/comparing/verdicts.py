@@ -156,17 +156,17 @@ def _more_runs(logs_a: Sequence[float], logs_b: Sequence[float], metric: Metric,
     """How many more runs a side would decide if means and spread stay what they are now, and what to say where they would not."""
     effect = student.mean(logs_b) - student.mean(logs_a)
     var_a, var_b = student.variance(logs_a), student.variance(logs_b)
-    ratio, now = math.exp(effect), min(len(logs_a), len(logs_b))
+    ratio = math.exp(effect)
     if metric.minimum_effect < abs(ratio - 1) <= floor:
-        return None, "the difference is within the noise floor, but more than counts as same: more runs would not decide it"
+        return None, "within the noise floor, but more than counts as same: more runs would not decide"
     spread = (var_a + var_b) ** 2 / (var_a**2 + var_b**2) if var_a + var_b > 0 else 2.0
     for more in range(1, MORE_RUNS_MOST + 1):
         n_a, n_b = len(logs_a) + more, len(logs_b) + more
         df = math.floor(max(1.0, (min(n_a, n_b) - 1) * spread))  # whole, so that quantiles are remembered; a little too careful
         half = student.quantile(LEVEL, float(df)) * math.sqrt(var_a / n_a + var_b / n_b)
         if decide(ratio, _exp(effect - half), _exp(effect + half), metric, floor) != NOT_DECIDED:
-            return more, f"{more} more {'run' if more == 1 else 'runs'} a side would decide, if the spread stays what it is"
-    return None, f"more than {MORE_RUNS_MOST} more runs a side would be needed: the difference lies at what counts, or {now} runs differ too much"
+            return more, f"{more} more {'run' if more == 1 else 'runs'} a side would decide"
+    return None, f"more than {MORE_RUNS_MOST} more runs a side would be needed"
 
 
 # Errors
