@@ -57,15 +57,16 @@ def good_stream(tokens: int = 3) -> list[bytes]:
 
 
 class ScriptedServer:
-    """`chat(n, body)` gives the script for the n-th chat request (from 1); other paths are in `paths`: path to whole response.
+    """`chat(n, body)` gives the script for the n-th chat request (from 1); other paths are in `paths`: path to whole response, or to
+    a function from the JSON body to it.
 
     `requests` collects (path, JSON body or None), `connections` counts.
     """
 
     def __init__(self, chat: Callable[[int, dict[str, Any]], Script], *, models: tuple[str, ...] = ("m",), version: str | None = None,
-                 tls: ssl.SSLContext | None = None, paths: dict[str, bytes] | None = None) -> None:
+                 tls: ssl.SSLContext | None = None, paths: dict[str, Any] | None = None) -> None:
         listed = [{"id": name, "object": "model", "max_model_len": 4096} for name in models]
-        self.paths = {"/v1/models": response(200, {"object": "list", "data": listed}), **(paths or {})}
+        self.paths: dict[str, Any] = {"/v1/models": response(200, {"object": "list", "data": listed}), **(paths or {})}
         if version is not None:
             self.paths["/version"] = response(200, {"version": version})
         self.chat, self.tls = chat, tls
@@ -127,10 +128,11 @@ class ScriptedServer:
             parsed = json.loads(body) if body else None
             with self._lock:
                 self.requests.append((path, parsed))
-                is_chat = path.endswith("/chat/completions")
+                is_chat = path.endswith("/completions")
                 self._chats += is_chat
                 number = self._chats
-            script = self.chat(number, parsed) if is_chat else [self.paths.get(path, response(404, {"detail": "Not Found"}))]
+            answer = self.paths.get(path, response(404, {"detail": "Not Found"}))
+            script = self.chat(number, parsed) if is_chat else [answer(parsed) if callable(answer) else answer]
             if not _play(connection, script):
                 return
 

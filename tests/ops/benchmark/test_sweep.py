@@ -302,3 +302,133 @@ def test_an_open_loop_at_its_cap_waits_and_its_wait_is_the_queue_delay(rig: Path
     with paced(rig, rate=100, ttft_ms=100) as url:
         level = measure(url, load="open", rates=[50.0], concurrencies=[], requests=30, max_tokens=10, max_in_flight=2).levels[0]
     assert level["finished"] == 30 and level["queue_max_ms"] > 1000 and level["connects_in_level"] == 0
+
+
+KEY = {"load", "value", "concurrency", "endpoint_kind", "output_mode", "max_tokens", "prompt_words", "prompt_tokens_asked", "reasoning", "streaming",
+       "temperature", "counted_by", "gpu_count"}
+
+
+def test_a_level_carries_its_key_and_what_charts_need_and_the_last_event_only_the_summary(rig: Path) -> None:
+    events: Events = []
+    with paced(rig, rate=200, ttft_ms=5) as url:
+        result = measure(url, events=events, slos={"ttft_ms": 500.0}, gpu_count=8)
+    level = next(data["metrics"] for type, data in events if type == "sweep.level_finished")
+    assert set(level) >= KEY and (level["endpoint_kind"], level["output_mode"], level["max_tokens"], level["gpu_count"]) == ("chat", "fixed", 20, 8)
+    assert level["goodput_s"] == pytest.approx(level["steady_requests_s"], rel=0.01) and level["prompt_tokens_mean"] is not None
+    assert len(level["detail"]["ecdf"]["ttft_ms"]) == 101 and len(level["detail"]["timeline"]) == 8 and level["detail"]["seconds"]["tok_s"]
+    assert "detail" not in events[-1][1]["result"]["levels"][0] and "detail" in result.levels[0]
+    assert events[0][1]["sweep_key"] == result.sweep_key != ""
+
+
+def completion(tokens: int) -> list[bytes]:
+    def text(content: str, finish: str | None = None) -> bytes:
+        return event(None, choices=[{"index": 0, "text": content, "logprobs": None, "finish_reason": finish}])
+
+    return [STREAM_HEAD, *(chunk(text(f" w{i}")) for i in range(tokens - 1)), chunk(text(" end", "length")), chunk(usage(tokens)), chunk(DONE),
+            STREAM_END]
+
+
+def test_completions_are_measured_with_a_word_on_what_they_hide() -> None:
+    with scripted(lambda n, body: completion(3)) as server:
+        result = measure(server.url, model="m", max_tokens=3, endpoint_kind="completions")
+        path, body = server.requests[-1]
+    assert path == "/v1/completions" and isinstance(body["prompt"], str) and "messages" not in body
+    assert (result.levels[0]["finished"], result.levels[0]["chunks"]) == (8, 24) and "thinking" in result.warnings[0]
+
+
+def test_a_server_that_asks_for_patience_gets_it_in_the_warm_up_only() -> None:
+    limited = response(429, {"error": {"message": "slow down"}}, extra="retry-after: 0\r\n")
+
+    def chat(number: int, body: dict[str, Any]) -> list[Any]:
+        return [limited] if number <= 2 or number == 7 else good_stream(2)
+
+    with scripted(chat) as server:
+        level = measure(server.url, model="m", max_tokens=2).levels[0]
+    assert (level["finished"], level["errors_by_kind"], level["first_error"]) == (7, {"rate_limited": 1}, "HTTP 429: slow down")
+
+
+def test_a_server_that_never_lets_anybody_in_says_when_to_come_again() -> None:
+    limited = response(429, {"error": {"message": "quota"}}, extra="retry-after: 3600\r\n")
+    with scripted(lambda n, body: [limited]) as server, pytest.raises(OpsError) as told:
+        measure(server.url, model="m", max_tokens=2)
+    assert told.value.kind == "request_rate_limited" and "in 3600 s" in told.value.hint
+
+
+def test_a_proxy_that_keeps_answers_until_they_end_is_told() -> None:
+    with scripted(lambda n, body: [0.02, b"".join(good_stream(20))]) as server:
+        result = measure(server.url, model="m", max_tokens=20)
+    assert "bunched" in result.levels[0]["marks"] and any("a proxy in between keeps streams until they end" in text for text in result.warnings)
+
+
+def test_a_server_that_ignores_max_tokens_is_told_with_what_came() -> None:
+    with scripted(lambda n, body: good_stream(9)) as server:
+        result = measure(server.url, model="m", max_tokens=3)
+    assert "length not obeyed" in result.levels[0]["marks"] and any("3 output tokens were demanded and 9 came" in text for text in result.warnings)
+
+
+def test_a_model_cut_off_while_it_thinks_is_proposed_more_tokens() -> None:
+    thought = [STREAM_HEAD, *(chunk(event({"reasoning": " hm"})) for _ in range(3)), chunk(event({}, finish="length")), chunk(usage(3, 3)),
+               chunk(DONE), STREAM_END]
+    with scripted(lambda n, body: thought) as server:
+        result = measure(server.url, model="m", max_tokens=1500)
+    level = result.levels[0]
+    assert "reasoning only" in level["marks"] and level["max_tokens_proposed"] == 4096 - 7 - 1  # four times as many, as far as the context goes
+    assert any("ended by length before any content" in text and "4,088" in text for text in result.warnings)
+
+
+def test_prompts_of_a_file_are_sent_with_a_mark_in_front_and_bad_lines_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "Why is the sky blue?"}\n{broken\n{"messages": [{"role": "system", "content": "Be short."}, '
+                    '{"role": "user", "content": "Hello"}]}\n')
+    with scripted(lambda n, body: good_stream(2)) as server:
+        result = measure(server.url, model="m", max_tokens=2, prompt_source="file", prompt_file=str(path))
+        sent = [body["messages"] for _, body in server.requests if body]
+    assert len({messages[0]["content"].split()[0] for messages in sent}) == 10
+    assert {messages[-1]["content"].split(maxsplit=1)[-1] for messages in sent} == {"Why is the sky blue?", "Hello"}
+    assert len(result.settings["prompt_sha256"]) == 64 and result.levels[0]["prompt_words"] is None
+    assert "1 of 3 lines of prompts.jsonl hold no prompt" in result.warnings[0] and "sent again" in result.warnings[1]
+
+
+def by_tokenize(body: dict[str, Any]) -> bytes:
+    """Two tokens a word, and 20 of a template."""
+    return response(200, {"count": 20 + 2 * len(body["messages"][0]["content"].split()), "max_model_len": 4096, "tokens": []})
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_prompts_have_the_length_that_was_asked_for(known: bool) -> None:
+    """With `/tokenize`, or by the usage of short requests."""
+    def chat(number: int, body: dict[str, Any]) -> list[Any]:
+        count = 20 + 2 * len(body["messages"][0]["content"].split())
+        told = event(None, usage={"prompt_tokens": count, "completion_tokens": 2, "total_tokens": count + 2})
+        return [STREAM_HEAD, chunk(event({"content": "a"})), chunk(event({"content": "b"}, finish="length")), chunk(told), chunk(DONE), STREAM_END]
+
+    with scripted(chat, paths={"/tokenize": by_tokenize} if known else {}) as server:
+        result = measure(server.url, model="m", max_tokens=2, prompt_tokens=300)
+    level = result.levels[0]
+    assert (level["prompt_tokens_asked"], level["prompt_tokens_mean"], level["prompt_words"]) == (300, 300, None)
+    assert not any("does not say how long" in text for text in result.warnings)
+
+
+def test_prompts_and_answers_that_do_not_fit_together_are_refused_before_any_load() -> None:
+    with scripted(lambda n, body: good_stream(2)) as server, pytest.raises(BadInput, match="do not fit into the context"):
+        measure(server.url, model="m", max_tokens=2000, prompt_tokens=2100)
+
+
+def test_tokens_without_usage_are_told_as_chunks() -> None:
+    bare = [part for part in good_stream(3) if b"usage" not in part]
+    with scripted(lambda n, body: bare) as server:
+        result = measure(server.url, model="m", max_tokens=3)
+    assert result.levels[0]["counted_by"] == "chunks" and any("sends no usage" in text for text in result.warnings)
+
+
+def test_levels_before_concurrency_1_get_their_scaling_at_the_end() -> None:
+    with scripted(lambda n, body: [good_stream(2)[0], 0.01, *good_stream(2)[1:]]) as server:
+        result = measure(server.url, model="m", max_tokens=2, concurrencies=[2, 1], order="given")
+    assert [level["value"] for level in result.levels] == [2, 1] and result.levels[1]["scaling_x"] == 1.0
+    assert result.levels[0]["scaling_efficiency"] == pytest.approx(result.levels[0]["scaling_x"] / 2)
+
+
+def test_reasoning_is_switched_in_the_chat_template() -> None:
+    with scripted(lambda n, body: good_stream(2)) as server:
+        measure(server.url, model="m", max_tokens=2, reasoning="off")
+        assert server.requests[-1][1]["chat_template_kwargs"] == {"enable_thinking": False, "thinking": False}

@@ -41,6 +41,27 @@ def test_bench_json_is_the_whole_result(url: str, tmp_path: Path) -> None:
     assert (tmp_path / result["run_id"] / "c2.npz").exists()
 
 
+def test_bench_repeats_rates_with_objectives_as_a_list_of_runs(url: str) -> None:
+    done = ops("bench", "--url", url, "--rate", "40", "--max-tokens", "10", "--requests", "20", "--slo", "ttft_ms=500", "--repeats", "2", "--json")
+    runs = json.loads(done.stdout)
+    assert done.returncode == 0 and len(runs) == 2 and runs[0]["group"] == runs[1]["group"]
+    assert (runs[0]["levels"][0]["load"], runs[0]["levels"][0]["slos"]) == ("open", {"ttft_ms": 500.0})
+
+
+def test_bench_against_another_server_compares_them(url: str) -> None:
+    done = ops("bench", "--url", url, "--against", url, "--concurrency", "2", "--max-tokens", "5", "--requests", "4", "--burst")
+    assert done.returncode == 0, done.stderr
+    assert f"A is {url}, B is {url}" in done.stdout and "# Comparison" in done.stdout and "about" in done.stderr and "output tokens" in done.stderr
+
+
+def test_bench_takes_prompts_of_a_file_and_refuses_one_without_any(url: str, tmp_path: Path) -> None:
+    (tmp_path / "good.jsonl").write_text("Why?\n{bad\n")
+    done = ops("bench", "--url", url, "--prompts", str(tmp_path / "good.jsonl"), "--concurrency", "1", "--max-tokens", "5", "--requests", "2")
+    assert done.returncode == 0 and "note: 1 of 2 lines of good.jsonl hold no prompt" in done.stdout
+    (tmp_path / "empty.jsonl").write_text("")
+    assert error_of("bench", "--url", url, "--prompts", str(tmp_path / "empty.jsonl"), code=2)["what"].endswith("holds no prompt")
+
+
 def test_ctrl_c_keeps_the_partial_result(url: str) -> None:
     process = subprocess.Popen([sys.executable, "-m", "ops", "bench", "--url", url, "--concurrency", "1,4", "--max-tokens", "20",
                                 "--requests", "300", "--json"],
@@ -69,7 +90,7 @@ def test_an_address_without_its_scheme_is_told_with_it(command: str) -> None:
 
 
 @pytest.mark.parametrize(("option", "value"), [("--concurrency", "0"), ("--concurrency", "100000"), ("--concurrency", "1,1,1"), ("--requests", "0"),
-                                               ("--max-tokens", "0"), ("--api-key-env", "NO_SUCH_VARIABLE")])
+                                               ("--max-tokens", "0"), ("--rate", "0"), ("--slo", "itl=3"), ("--repeats", "0"), ("--api-key-env", "NO_SUCH_VARIABLE")])
 def test_what_cannot_be_is_wrong_before_anybody_is_asked(option: str, value: str) -> None:
     told = error_of("bench", "--url", "http://127.0.0.1:9", option, value, code=2)
     assert told["kind"] == "bad_input" and told["hint"]
