@@ -11,9 +11,10 @@ from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import transaction
+from django.db.models import Prefetch, prefetch_related_objects
 
-from dashboard import noise_floors, permissions
-from dashboard.models import AuditEntry, BenchmarkRun, Service
+from dashboard import noise_floors, permissions, run_documents
+from dashboard.models import AuditEntry, BenchmarkLevel, BenchmarkRun, Service
 from dashboard.templatetags.roundhouse import short_release
 from ops.benchmark.comparing import readings
 from ops.benchmark.comparing.keys import TITLES
@@ -27,6 +28,8 @@ OWN = "roundhouse"
 _LEVEL = frozenset(METRICS) | frozenset(TITLES) | {
     "load", "value", "concurrency", "state", "requests", "sent", "finished", "errors", "error_rate", "errors_by_kind", "marks", "prompt_words",
     "prompt_tokens_asked", "prompt_tokens", "output_tokens", "window"}
+_RUN = ("schema", "run_id", "state", "preset", "model", "practice", "short", "started_at", "finished_at", "origin", "tool", "tool_version",
+        "sweep_key", "group", "group_index", "label", "settings")
 _FINGERPRINT = ("release", "hash", "practice", "service")
 
 
@@ -90,16 +93,10 @@ def snapshot(service: Service) -> dict[str, Any] | None:
 
 
 def document(run: BenchmarkRun) -> dict[str, Any]:
-    """A run document (`ops/benchmark/results.py`) with what a comparison reads, from the run's rows; without detail."""
-    asked = readings.mapping(run.settings)
-    asked = asked["settings"] if isinstance(asked.get("settings"), dict) else asked  # one level deeper until the run has ended
-    found = readings.mapping(run.fingerprint)
-    return {
-        "run_id": str(run.pk), "state": run.state, "preset": run.preset, "model": run.model, "base_url": run.endpoint, "practice": run.practice,
-        "short": run.short, "started_at": run.started_at.timestamp(), "finished_at": run.finished_at.timestamp() if run.finished_at else None,
-        "origin": run.origin, "tool": run.tool, "tool_version": run.tool_version, "sweep_key": run.sweep_key,
-        "group": str(run.group) if run.group else None, "group_index": run.group_index, "label": run.label, "settings": dict(asked),
-        "fingerprint": {**{name: found[name] for name in _FINGERPRINT if name in found}, "packages": {"vllm": run.vllm_version or None}},
-        "levels": [{name: value for name, value in level.metrics.items() if name in _LEVEL} for level in run.levels.only("run_id", "metrics")
-                   if isinstance(level.metrics, dict) and level.metrics],
-    }
+    """The run's document (`dashboard/run_documents.py`) with what a comparison reads, and nothing else: it is copied into jobs."""
+    prefetch_related_objects([run], Prefetch("levels", BenchmarkLevel.objects.defer("detail")))
+    whole = run_documents.document(run, detail=False)
+    found = readings.mapping(whole["fingerprint"])
+    slim = {**{name: found[name] for name in _FINGERPRINT if name in found}, "packages": {"vllm": run.vllm_version or None}}
+    return {**{name: whole[name] for name in _RUN}, "fingerprint": slim, "levels": [
+        {name: value for name, value in level.items() if name in _LEVEL and value is not None} for level in whole["levels"]]}

@@ -36,6 +36,8 @@ TROUBLES_KEPT = 50
 SMOKE_TEXT = 4000  # characters of a question and an answer; the node cuts there, too
 DEBRIS_KEPT = 200
 GROUP_MOST = 1000  # runs that are measured together
+LEVELS_KEPT, METRICS_KEPT = 32, 12  # of a sweep against its baseline
+REGRESSION_BYTES = 128 * 1024
 DIFF_LENGTH = 256 * 1024  # characters; the node cuts there, too
 FINGERPRINT_BYTES = 1024 * 1024  # some hundred packages are under 50 KB
 ADOPTION_BYTES = 128 * 1024  # of a record, and of a drop-in; a node refuses to tell longer ones
@@ -404,6 +406,15 @@ class JobProjection:
                                           "run_ids": texts(data.get("run_ids"), 100)}
         self.result_dirty = True
 
+    def _regression(self, data: dict[str, Any], at: datetime) -> None:
+        """Without what no page shows of it: lists of jobs read this column."""
+        levels = [{**level, "metrics": items(level.get("metrics"), METRICS_KEPT)} for level in items(data.get("levels"), LEVELS_KEPT)]
+        told = {"baseline": data.get("baseline"), "levels": levels, "words": [one[:500] for one in texts(data.get("words"), LEVELS_KEPT)]}
+        if len(json.dumps(told)) > REGRESSION_BYTES:
+            raise ValueError("a regression of that size")
+        self.job.result["regression"] = told
+        self.result_dirty = True
+
     def _level(self, of: dict[str, Any], run_id: Any, **values: Any) -> BenchmarkRun:
         """The level's run. `of` says which level: load and value; before there were rates, only a concurrency."""
         run = BenchmarkRun.objects.get(pk=uuid.UUID(str(run_id)), job=self.job)
@@ -476,7 +487,7 @@ _HANDLERS: dict[str, Callable[[JobProjection, dict[str, Any], datetime], None]] 
     EventType.LEVEL_FINISHED: JobProjection._level_finished,
     EventType.SWEEP_FINISHED: JobProjection._sweep_finished,
     EventType.NOISE_FLOOR: JobProjection._noise_floor,
-    EventType.REGRESSION: _keeps("regression"),
+    EventType.REGRESSION: JobProjection._regression,
     EventType.LEFTOVERS: JobProjection._leftovers,
     EventType.SETTINGS_CHANGED: JobProjection._settings_changed,
     EventType.DIAGNOSIS: _keeps("diagnosis"),

@@ -10,6 +10,19 @@ def value_from_concurrency(apps, schema_editor):
     apps.get_model("dashboard", "BenchmarkLevel").objects.update(value=models.F("concurrency"))
 
 
+ENDED = ("succeeded", "partial", "failed", "cancelled", "interrupted")
+
+
+def close_runs(apps, schema_editor):
+    """Runs that were left "running" although their job has ended, or is gone."""
+    running = apps.get_model("dashboard", "BenchmarkRun").objects.filter(state="running").filter(
+        models.Q(job=None) | models.Q(job__state__in=ENDED))
+    for run in running.select_related("job").only("id", "started_at", "job__finished_at"):
+        apps.get_model("dashboard", "BenchmarkLevel").objects.filter(run=run, state="running").update(state="failed")
+        at = run.job.finished_at if run.job is not None else None
+        apps.get_model("dashboard", "BenchmarkRun").objects.filter(pk=run.pk).update(state="failed", finished_at=at or run.started_at)
+
+
 SUMMARIES = ("single_tok_s", "peak_tok_s", "peak_at", "peak_p99_s", "errors", "levels_measured", "search", "stack", "sweep_key")
 
 
@@ -180,6 +193,7 @@ class Migration(migrations.Migration):
             field=models.PositiveIntegerField(null=True),
         ),
         migrations.RunPython(value_from_concurrency, migrations.RunPython.noop),
+        migrations.RunPython(close_runs, migrations.RunPython.noop),
         migrations.RunPython(summaries_of_runs, migrations.RunPython.noop),
         migrations.AddConstraint(
             model_name='benchmarklevel',
