@@ -8,6 +8,7 @@ from typing import Any
 
 OURS = "roundhouse"
 LEVELS_MAX = 200
+COUNT_MOST = 1e12
 COMPARABLE_ERROR_RATE = 0.01  # above it a level is marked not comparable
 
 
@@ -29,9 +30,9 @@ def positive(value: Any) -> float | None:
 
 
 def count(value: Any) -> int:
-    """How many; 0 for what is no number."""
+    """How many; 0 for what is no number. No more than anybody could have sent, so that sums stay numbers."""
     number = finite(value)
-    return max(0, int(number)) if number is not None else 0
+    return int(min(max(0.0, number), COUNT_MOST)) if number is not None else 0
 
 
 def text(value: Any, most: int = 200) -> str:

@@ -279,12 +279,9 @@ class _Comparing:
         """Geometric mean of the throughput's ratios over the paired levels, one value a pair of runs, Student's interval over these."""
         side = self.sides[index]
         places = [place for place in self.places if place in verdicts and verdicts[place] and not self._withheld(index, place)]
-        pairs = []
-        for levels_a, levels_b in zip(self.base.levels, side.levels, strict=False):
-            logs = [math.log(b / a) for place in places
-                    if (a := _whole_value(levels_a.get(place))) is not None and (b := _whole_value(levels_b.get(place))) is not None]
-            if len(logs) == len(places) and logs:
-                pairs.append(student.mean(logs))
+        both = list(zip(_values_by_place(self.base, places), _values_by_place(side, places), strict=False))
+        places = [place for place in places if both and all(place in one for pair in both for one in pair)]
+        pairs = [student.mean([math.log(b[place] / a[place]) for place in places]) for a, b in both] if places else []
         low, high = student.interval(pairs) if len(pairs) >= 2 else (None, None)
         counts = {name: _counted(places, verdicts, name) for name in METRICS}
         worse_errors = [place for place, one in errors.items() if one is not None and one.word == WORSE]
@@ -353,8 +350,11 @@ def _exp(value: float | None) -> float | None:
     return None if value is None else math.exp(max(-700.0, min(700.0, value)))
 
 
-def _whole_value(level: Mapping[str, Any] | None) -> float | None:
-    return readings.positive(level.get(HEADLINE)) if level is not None and readings.whole(level) else None
+def _values_by_place(side: _Prepared, places: list[Place]) -> list[dict[Place, float]]:
+    """The headline's metric of each run that has any, by level."""
+    found = [{place: value for place in places if (level := levels.get(place)) is not None and readings.whole(level)
+              and (value := readings.positive(level.get(HEADLINE))) is not None} for levels in side.levels]
+    return [one for one in found if one]
 
 
 def _counted(places: list[Place], verdicts: dict[Place, dict[str, Verdict]], name: str) -> dict[str, int]:

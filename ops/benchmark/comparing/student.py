@@ -13,6 +13,7 @@ from functools import lru_cache
 
 _TINY = 1e-300
 _TURNS = 500
+_TABLES = 20_000
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:
@@ -110,16 +111,21 @@ def welch(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Differ
 
 
 def fisher(bad_a: int, all_a: int, bad_b: int, all_b: int) -> float:
-    """Two-sided p of Fisher's exact test: the tables at least as unlikely as this one, of all with the same sums."""
+    """Two-sided p of Fisher's exact test: the tables at least as unlikely as this one, of all with the same sums. With more than `_TABLES` of
+    those the normal approximation, which is then close."""
     bad, everything = bad_a + bad_b, all_a + all_b
     if not all_a or not all_b or not bad or bad == everything:
         return 1.0
+    least, most = max(0, bad - all_b), min(bad, all_a)
+    if most - least > _TABLES:
+        expected = bad * all_a / everything
+        spread = math.sqrt(expected * (all_b / everything) * ((everything - bad) / (everything - 1)))
+        return math.erfc(abs(bad_a - expected) / spread / math.sqrt(2)) if spread else 1.0
 
     def log_chance(k: int) -> float:
         return _log_choose(all_a, k) + _log_choose(all_b, bad - k) - _log_choose(everything, bad)
 
     seen = log_chance(bad_a)
-    least, most = max(0, bad - all_b), min(bad, all_a)
     return min(1.0, math.fsum(math.exp(chance) for k in range(least, most + 1) if (chance := log_chance(k)) <= seen + 1e-7))
 
 

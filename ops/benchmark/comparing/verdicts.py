@@ -20,6 +20,7 @@ MIN_RUNS = 3
 LEVEL = 0.95
 ERRORS_AT = 0.01
 MORE_RUNS_MOST = 40
+KINDS_SHOWN = 8
 
 
 class Metric(NamedTuple):
@@ -201,12 +202,12 @@ def compare_errors(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]
     told = f"{errors_b} of {ended_b} requests failed, {errors_a} of {ended_a} in the baseline"
     word, note = None, ""
     if new:
-        word, note = WORSE, f"errors that the baseline has not: {', '.join(new)}; {told}"
+        word, note = WORSE, f"errors that the baseline has not: {', '.join(new[:KINDS_SHOWN])}{' and more' if len(new) > KINDS_SHOWN else ''}; {told}"
     elif differs:
         word, note = (WORSE if more else BETTER), told
     if word is not None and (withheld or min(len(a), len(b)) < MIN_RUNS):
         word = NOT_TESTED
-    return ErrorVerdict(errors_a, ended_a, errors_b, ended_b, new, p, word, note)
+    return ErrorVerdict(errors_a, ended_a, errors_b, ended_b, new[:KINDS_SHOWN], p, word, note)
 
 
 def _kinds(levels: Sequence[Mapping[str, Any]]) -> set[str]:

@@ -42,6 +42,13 @@ def test_the_headline_is_the_geometric_mean_of_the_ratios_with_an_interval_over_
     assert headline["low"] == pytest.approx(headline["high"])
 
 
+def test_a_level_that_one_run_lacks_is_not_in_the_headline_and_a_run_without_any_is_no_pair() -> None:
+    a = [run(level(1, 60.0), level(8, 277.0), started_at=float(i + 1)) for i in range(3)]
+    b = [run(level(1, 60.0), level(8, 249.3), started_at=1.0), run(level(8, 249.3), started_at=2.0), run(started_at=3.0)]
+    headline = against(a, b)["headlines"][1]
+    assert (headline["levels"], headline["pairs"], headline["ratio"]) == (1, 2, pytest.approx(0.9))
+
+
 def test_one_run_a_side_is_a_difference_that_was_not_tested() -> None:
     told = against(side([277]), side([250]))
     assert word(told) == ("not tested", "outside it (−9.7 %), not tested")

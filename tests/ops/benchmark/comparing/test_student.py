@@ -46,5 +46,12 @@ def test_fishers_exact_test_on_the_examples_of_the_books() -> None:
     assert student.fisher(20, 20_000, 60, 20_000) < 1e-5
 
 
+def test_of_very_many_requests_the_normal_approximation_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = student.fisher(30_000, 1_000_000, 30_600, 1_000_000)
+    monkeypatch.setattr(student, "_TABLES", 10**9)
+    assert exact == pytest.approx(student.fisher(30_000, 1_000_000, 30_600, 1_000_000), rel=0.02)
+    assert 0 < exact < 0.05
+
+
 def test_holms_correction_by_hand() -> None:
     assert student.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
