@@ -90,7 +90,8 @@ def test_an_address_without_its_scheme_is_told_with_it(command: str) -> None:
 
 
 @pytest.mark.parametrize(("option", "value"), [("--concurrency", "0"), ("--concurrency", "100000"), ("--concurrency", "1,1,1"), ("--requests", "0"),
-                                               ("--max-tokens", "0"), ("--rate", "0"), ("--slo", "itl=3"), ("--repeats", "0"), ("--api-key-env", "NO_SUCH_VARIABLE")])
+                                               ("--max-tokens", "0"), ("--rate", "0"),
+                                               ("--api-key-env", "NO_SUCH_VARIABLE")])
 def test_what_cannot_be_is_wrong_before_anybody_is_asked(option: str, value: str) -> None:
     told = error_of("bench", "--url", "http://127.0.0.1:9", option, value, code=2)
     assert told["kind"] == "bad_input" and told["hint"]
