@@ -103,12 +103,12 @@ def beside(level: Any) -> dict[str, Any]:
     used = [value for gpu in rows if (value := number(gpu.get("used_bytes_max"))) is not None]
     return {
         "label": at(level.load, level.value), "stamps": {"kernel": "kernel", "own": "own"}.get(str(metrics.get("stamps"))),
-        "lag_p99": number(metrics.get("client_lag_p99_ms")), "lag_max": number(metrics.get("client_lag_max_ms")),
-        "cpu": number(metrics.get("client_cpu_share")), "kernel_p99": number(metrics.get("kernel_delay_p99_us")),
+        "late_p99": None if (late := number(metrics.get("kernel_delay_p99_us"))) is None else late / 1000,
+        "lag_p99": number(metrics.get("client_lag_p99_ms")), "cpu": number(metrics.get("client_cpu_share")),
         "running": number(server.get("running_max")), "waiting": number(server.get("waiting_max")),
         "kv": number(server.get("kv_use_max")), "prefix": number(server.get("prefix_hit_rate")), "spec": number(server.get("spec_acceptance")),
         "preemptions": number(server.get("preemptions")), "power": number(metrics.get("power_mean_w")), "utilization": mean("utilization_mean"),
-        "memory": sum(used) if used else None, "energy": number(metrics.get("energy_j")), "tokens_per_joule": number(metrics.get("tokens_per_joule")),
+        "memory": sum(used) if used else None, "tokens_per_joule": number(metrics.get("tokens_per_joule")),
     }
 
 

@@ -66,7 +66,7 @@ class _FilesField(forms.FileField):
         super().__init__(widget=_Files(), **more)
 
     def clean(self, data: Any, initial: Any = None) -> list[UploadedFile]:
-        given = data if isinstance(data, list | tuple) else [data]
+        given = (list(data) or [None]) if isinstance(data, list | tuple) else [data]  # None: says that a file is required
         return [super(_FilesField, self).clean(one, initial) for one in given]
 
 

@@ -66,11 +66,14 @@ def benchmark_run(request: HttpRequest, id: Any) -> HttpResponse:
 
 
 def _notes(data: dict[str, Any]) -> dict[str, str]:
-    """What stands beside the titles of charts that an SLO belongs to."""
+    """What stands beside the titles of charts, where it depends on what was measured."""
     slos = data["slos"]
     words = [text for name, text in (("ttft_ms", "TTFT {:g} ms"), ("tpot_ms", "TPOT {:g} ms"), ("e2e_s", "E2E {:g} s")) if name in slos
              for text in [text.format(slos[name])]]
-    return {"tpot_note": "P50, band to P99" + (f"; dashed: SLO {slos['tpot_ms']:g} ms" if "tpot_ms" in slos else ""),
+    points = data["points"]
+    return {"throughput_note": "steady window; dashed: whole run" if any(one["steady"] is not None for one in points) else "whole run",
+            "pareto_title": f"Throughput{' per GPU' if any(one['per_gpu'] is not None for one in points) else ''} against speed per user",
+            "tpot_note": "P50, band to P99" + (f"; dashed: SLO {slos['tpot_ms']:g} ms" if "tpot_ms" in slos else ""),
             "goodput_note": f"requests that meet {', '.join(words)}" if words else "requests that meet every SLO"}
 
 

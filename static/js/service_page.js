@@ -18,7 +18,7 @@ function drawHistory() {
   chart("history", () => ({
     data: [{ type: "scatter", mode: "lines+markers", x: rows.map((r) => r.at), y: values, cliponaxis: false, text: rows.map((r) => `${r.release || "release not known"}${r.job ? `, #${r.job}` : ""}${r.short ? ", short" : ""}`),
       line: { color: token("series-1"), width: 1.5, shape: "hv" }, marker: { color: token("series-1"), size: 7, symbol: rows.map((r) => r.short ? "circle-open" : "circle"), line: { color: rows.map((r) => token(r.short ? "series-1" : "surface")), width: 1.5 } },
-      hovertemplate: "<b>%{y:,.1f} tok/s</b><br>%{text}<br>%{x|%-d %b %H:%M}<extra></extra>" }],
+      hovertemplate: "%{y:,.1f} tok/s<br>%{text}<br>%{x|%-d %b %H:%M}<extra></extra>" }],
     layout: { margin: { l: 52, r: 76, t: 30, b: 32 }, xaxis: { type: "date", nticks: innerWidth < 600 ? 3 : 6, tickformat: Date.parse(rows.at(-1).at) - Date.parse(rows[0].at) > 2 * 864e5 ? "%-d %b" : "%-d %b %H:%M", ...(rows.length === 1 ? { range: [new Date(Date.parse(rows[0].at) - 36e5).toISOString(), new Date(Date.parse(rows[0].at) + 36e5).toISOString()] } : {}) },
       yaxis: { range: [Math.max(0, low - pad), high + pad], rangemode: "normal" },
       shapes: goal ? [{ type: "rect", xref: "paper", x0: 0, x1: 1, y0: goal[0], y1: goal[1], fillcolor: token("chart-floor"), line: { width: 0 }, layer: "below" }, target(goal[1], "").shape] : [],

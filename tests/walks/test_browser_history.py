@@ -1,0 +1,82 @@
+"""The pages of runs in a real Chromium: ticks that last, orders, charts with their pictures, a level chosen, a trend."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.walks.browser_console import BrowserConsole, chromium, running_console, visit, wait
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/usr/bin/chromium").exists(), reason="no Chromium here")]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def console() -> Iterator[BrowserConsole]:
+    with running_console() as made:
+        made.seed("measuring")
+        yield made
+
+
+def drawn(page: Page, chart: str) -> None:
+    wait(page, f"document.querySelector('#{chart} .scatterlayer .trace, #{chart} .barlayer .trace')")
+
+
+def test_ticks_last_over_orders_and_filters_and_become_a_comparison(console: BrowserConsole, browser: Browser) -> None:
+    with visit(browser, console) as (page, said):
+        page.goto(f"{console.address}/benchmarks/")
+        boxes = page.locator("tr", has_text="PRACTICE").locator('input[name="run"]:not([disabled])')  # never beside real ones
+        first, second = boxes.nth(1).get_attribute("value"), boxes.nth(2).get_attribute("value")
+        boxes.nth(1).check()
+        assert page.locator("[data-chosen-go]").is_disabled()
+        boxes.nth(2).check()
+        page.get_by_role("link", name=re.compile("Peak")).click()
+        wait(page, "location.search.includes('sort=-peak')")
+        wait(page, "document.querySelector('th[aria-sort=descending]')?.textContent.includes('Peak')")
+        assert page.locator(f'input[value="{first}"]').is_checked()
+        page.locator("#q").fill("nothing-like-it")
+        wait(page, "document.querySelector('#list .empty')")
+        assert "sort=-peak" in page.url  # a filter keeps the order
+        assert "2 runs ticked" in page.locator("[data-chosen-count]").inner_text()
+        page.locator("[data-chosen-go]").click()
+        wait(page, "location.pathname.includes('/compare/')")
+        assert str(first) in page.url and str(second) in page.url
+        assert [line for line in said if line.startswith("error")] == []
+
+
+def test_every_chart_of_a_run_is_drawn_and_saved_as_a_picture(console: BrowserConsole, browser: Browser) -> None:
+    with visit(browser, console) as (page, said):
+        page.goto(f"{console.address}/benchmarks/?q=kimi-k25&state=done")
+        page.locator(".run-cell a.plain", has_text="kimi-k25").nth(1).click()
+        wait(page, "location.pathname.match(/benchmarks\\/[0-9a-f-]{36}\\//)")
+        for chart in ("throughput", "latency", "ttft", "tpot", "pareto", "ecdf-ttft", "ecdf-icl", "level-seconds", "level-requests"):
+            drawn(page, chart)
+        page.locator("#throughput").hover(position={"x": 300, "y": 120})
+        for chart in ("throughput", "level-requests"):
+            with page.expect_download() as download:
+                page.locator(f'[data-png="{chart}"]').click()
+            assert download.value.suggested_filename.endswith(".png")
+            assert download.value.path().read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        page.locator("#level-chosen").select_option("closed:8")
+        page.locator("#t-requests > summary").click()
+        wait(page, "document.querySelectorAll('#requests-table tbody tr').length === 100")
+        assert [line for line in said if line.startswith("error")] == []
+
+
+def test_a_trend_shows_another_level_at_once(console: BrowserConsole, browser: Browser) -> None:
+    with visit(browser, console, width=390, theme="dark") as (page, said):
+        page.goto(f"{console.address}/services/practice/kimi-k25/trend/")
+        drawn(page, "trend")
+        page.locator("#level").select_option("closed:128")
+        wait(page, "location.search.includes('level=closed%3A128') && document.querySelector('#trend .scatterlayer .trace')")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert [line for line in said if line.startswith("error")] == []
