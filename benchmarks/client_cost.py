@@ -1,24 +1,28 @@
-"""What does our load client cost, next to the same loop with httpx `aiter_lines` and JSON per line? Both in one run, as a ratio.
+"""What does our load client cost, and how late are its stamps, next to others? All in one run, as ratios, against what is aimed at.
 
-    python benchmarks/client_cost.py [--concurrency 32,128] [--rate 20] [--tokens 60] [--rounds 3] [--realtime]
+    python -m benchmarks.client_cost [--rounds 5] [--realtime] [--vllm-file PATH] [--only tick,same-instant,capacity] [--quick]
 
-Each client runs in a process of its own, pinned to one core; the rig (benchmarks/rig/paced_server.c, compiled here) is pinned to another. All
-streams send on one common tick, as an engine step does. For each chunk: delay = client's stamp - the server's own, which stands in the token.
-CPU is the client process's, over the load only. Rounds alternate the clients. The figures are of this machine: look at the ratios. On a machine
-that does other work too, `--realtime` (needs root) puts server and client before everything else; without it the delays are the machine's.
+The rig (benchmarks/rig/paced_server.c, compiled here) sends on an exact schedule and writes its own clock into each token. Each client
+(benchmarks/clients, benchmarks/rig/epoll_client.c) runs in a process of its own, pinned to one core, the rig to another, in turns. delay: a chunk's
+stamp - the server's. CPU: the client process's, from its first request until all streams have been read. The others' packages are installed
+into a virtual environment of their own (`--venv`). `--vllm-file`: vllm/benchmarks/lib/endpoint_request_func.py of an installed or unpacked vLLM
+0.32; without it its row is left out. On a machine that does other work too, `--realtime` (needs root) puts rig and client before everything
+else; without it the delays are the machine's. The figures are of this machine: look at the ratios.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,165 +32,209 @@ sys.path.insert(0, str(REPOSITORY))
 from ops.benchmark.metrics import percentile  # noqa: E402
 from tests.fakes.paced_server import compile_rig, paced  # noqa: E402
 
-
-async def with_ours(url: str, concurrency: int, tokens: int) -> dict[str, Any]:
-    """Our client: the segments are read after the load, as a sweep does."""
-    from ops.benchmark.chat_client import ChatClient
-    from ops.benchmark.chat_stream import events
-    from ops.benchmark.stamped_connection import RawResponse
-
-    client = ChatClient(url, "paced")
-    connections = await client.open(concurrency)
-    request = client.request_bytes(body(tokens))
-    ended: list[tuple[int, RawResponse]] = []
-    over = asyncio.Event()
-    cpu = time.process_time()
-
-    def start(index: int) -> None:
-        def on_end(raw: RawResponse) -> None:
-            ended.append((sent, raw))
-            if len(ended) == concurrency:
-                over.set()
-
-        sent = connections[index].send(request, on_end)
-
-    for index in range(concurrency):
-        start(index)
-    await over.wait()
-    delays, ttfts = [], []
-    for sent, raw in ended:  # within the CPU that is counted: it is part of the work
-        first = True
-        for stamp, data in events(raw):
-            if b'"content":" ' not in data:
-                continue
-            truth, arrival = truth_in(data)
-            delays.append(stamp - truth)
-            if first:
-                ttfts.append((stamp - sent) - (truth - arrival))
-                first = False
-    cpu = time.process_time() - cpu
-    for connection in connections:
-        connection.close()
-    return {"cpu_s": cpu, "delays": delays, "ttft_errors": ttfts}
+PACKAGES = ["aiohttp==3.14.5", "httpx==0.28.1", "regex", "tqdm", "uvloop==0.23.0"]
+TITLES = {
+    "ours:kernel": "ours, kernel stamps", "ours:own": "ours, own stamps", "engine:kernel": "our whole engine, kernel stamps",
+    "aiohttp_split": "aiohttp + uvloop, split only", "vllm_request": "request function of vllm bench serve",
+    "httpx_lines": "httpx aiter_lines, JSON a line", "epoll_python": "plain sockets, epoll, Python", "epoll_c": "C, epoll",
+}
+HELD_MS = 5.0
+SERVER_PRIORITY, CLIENT_PRIORITY = 30, 20
 
 
-async def with_httpx(url: str, concurrency: int, tokens: int) -> dict[str, Any]:
-    """The loop that one writes first: `aiter_lines`, `json.loads` for each line, the stamp when the line has come out."""
-    import httpx
+@dataclass(slots=True)
+class Bench:
+    """How clients are started."""
 
-    delays: list[int] = []
-    ttfts: list[int] = []
-    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-    async with httpx.AsyncClient(limits=limits, timeout=120, trust_env=False) as client:
-        await asyncio.gather(*(client.get(f"{url}/health") for _ in range(concurrency)))
+    venv: Path
+    c_client: Path
+    vllm_file: str
+    realtime: bool
+    load: list[float] = field(default_factory=list)
 
-        async def one() -> None:
-            first = True
-            sent = time.perf_counter_ns()
-            async with client.stream("POST", f"{url}/v1/chat/completions", json=body(tokens)) as response:
-                async for line in response.aiter_lines():
-                    if not line.startswith("data: ") or line == "data: [DONE]":
-                        continue
-                    stamp = time.perf_counter_ns()
-                    event = json.loads(line[6:])
-                    if not event["choices"] or not event["choices"][0]["delta"].get("content"):
-                        continue
-                    truth, arrival = int(event["choices"][0]["delta"]["content"].split()[0], 16), int(event["id"][9:], 16)
-                    delays.append(stamp - truth)
-                    if first:
-                        ttfts.append((stamp - sent) - (truth - arrival))
-                        first = False
+    def measure(self, name: str, url: str, streams: int, tokens: int) -> dict[str, float]:
+        """One load by one client: medians and percentiles in ms, CPU s per million chunks, chunks a second."""
+        cores = sorted(os.sched_getaffinity(0))
+        priority = str(CLIENT_PRIORITY if self.realtime else 0)
+        if name == "epoll_c":
+            command = [str(self.c_client), url.rsplit(":", 1)[1], str(streams), str(tokens), priority, str(cores[-1])]
+        else:
+            ours = name.startswith(("ours", "engine", "epoll"))
+            python = sys.executable if ours else str(self.venv / "bin" / "python")
+            called = f"{name}:{self.vllm_file}" if name == "vllm_request" else name
+            command = [python, "-m", "benchmarks.clients", called, url, str(streams), str(tokens), priority, str(cores[-1])]
+        self.load.append(os.getloadavg()[0])
+        with tempfile.TemporaryFile("w+") as output:
+            subprocess.run(command, stdout=output, check=True, cwd=REPOSITORY, timeout=600)
+            output.seek(0)
+            told: dict[str, Any] = json.load(output)
+        delays, errors = sorted(told["delays"]), sorted(told["ttft_errors"])
+        return {"cpu": told["cpu_s"] / len(delays) * 1e6,
+                "p50": _ms(percentile(delays, 50)), "p99": _ms(percentile(delays, 99)), "max": _ms(delays[-1]),
+                "ttft50": _ms(percentile(errors, 50)), "ttft99": _ms(percentile(errors, 99)), "ttft_max": _ms(errors[-1] if errors else None),
+                "rate": len(delays) / (told["span_ns"] / 1e9)}
 
-        cpu = time.process_time()
-        await asyncio.gather(*(one() for _ in range(concurrency)))
-        cpu = time.process_time() - cpu
-    return {"cpu_s": cpu, "delays": delays, "ttft_errors": ttfts}
-
-
-def body(tokens: int) -> dict[str, Any]:
-    return {"model": "paced", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": tokens,
-            "messages": [{"role": "user", "content": "x" * 200}]}
-
-
-def truth_in(data: bytes) -> tuple[int, int]:
-    """(when the first token of this event left, when the request had been read), both from the event."""
-    at = data.index(b'"content":" ') + 12
-    identity = data.index(b"chatcmpl-") + 9
-    return int(data[at:at + 16], 16), int(data[identity:identity + 16], 16)
+    def rounds(self, names: list[str], url: str, streams: int, tokens: int, rounds: int) -> dict[str, dict[str, float]]:
+        """Medians over rounds; each round has every client, in turning order."""
+        kept: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+        for i in range(rounds):
+            for name in names if i % 2 == 0 else reversed(names):
+                kept[name].append(self.measure(name, url, streams, tokens))
+        return {name: {key: statistics.median(one[key] for one in of) for key in of[0]} for name, of in kept.items()}
 
 
-CLIENTS = {"ours": with_ours, "httpx": with_httpx}
+def _ms(value: float | None) -> float:
+    return float("nan") if value is None else value / 1e6
 
 
-def client_process(name: str, url: str, concurrency: int, tokens: int, realtime: bool) -> None:
-    """One measurement, in its own process: prints JSON."""
+@contextmanager
+def rig(program: Path, realtime: bool, **options: float) -> Iterator[str]:
+    """The paced server on the first core."""
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[-1]})
+    os.sched_setaffinity(0, {cores[0]})  # inherited
     if realtime:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(20))
-    try:
-        import uvloop
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(SERVER_PRIORITY))
+    with paced(program, **options) as url:
+        os.sched_setaffinity(0, set(cores))
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        yield url
+        with urllib.request.urlopen(f"{url}/stats", timeout=10) as answer:
+            stats = json.load(answer)
+        if stats["blocked_sends"]:
+            print(f"\n(the rig had to wait for a slow client {stats['blocked_sends']} times in {stats['chunks']} chunks)")
 
-        factory = uvloop.new_event_loop
-    except ImportError:
-        factory = None
-    with asyncio.Runner(loop_factory=factory) as runner:
-        measured = runner.run(CLIENTS[name](url, concurrency, tokens))
-    delays, errors = sorted(measured["delays"]), sorted(measured["ttft_errors"])
-    print(json.dumps({
-        "chunks": len(delays), "cpu_s": measured["cpu_s"], "delay_p50_ms": (percentile(delays, 50) or 0) / 1e6,
-        "delay_p99_ms": (percentile(delays, 99) or 0) / 1e6, "ttft_error_p50_ms": (percentile(errors, 50) or 0) / 1e6,
-        "ttft_error_p99_ms": (percentile(errors, 99) or 0) / 1e6,
-    }))
+
+@dataclass(slots=True)
+class Aims:
+    """What is aimed at, with what came out."""
+
+    rows: list[tuple[str, str, bool]] = field(default_factory=list)
+
+    def at_most(self, what: str, value: float, limit: float, *, other: float | None = None, share: float | None = None) -> None:
+        """`value` at most `limit`; or, where `other` is given, at most `share` of it."""
+        if other is None or share is None:
+            self.rows.append((f"{what}: at most {limit:g}", f"{value:.3g}", value <= limit))
+            return
+        self.rows.append((f"{what}: at most {limit:g} ms, or {share:g} of aiohttp's", f"{value:.3g} ms, {value / other:.3f} of it",
+                          value <= limit or value <= share * other))
+
+    def more_than(self, what: str, value: float, limit: float) -> None:
+        self.rows.append((f"{what}: more than {limit:g}", f"{value:.3g}", value > limit))
+
+    def show(self) -> None:
+        print("\n| aim | measured | holds |\n| --- | --- | --- |")
+        for what, value, holds in self.rows:
+            print(f"| {what} | {value} | {'yes' if holds else '**no**'} |")
+
+
+def tick(bench: Bench, program: Path, rounds: int, aims: Aims) -> None:
+    """All streams on one common tick, 20 chunks a second each: CPU and delays at 128 and 1,024 streams."""
+    at_128 = ["ours:kernel", "ours:own", "engine:kernel", "aiohttp_split", *(["vllm_request"] if bench.vllm_file else []), "httpx_lines",
+              "epoll_python", "epoll_c"]
+    at_1024 = ["ours:kernel", "ours:own", "engine:kernel", "aiohttp_split", "epoll_python", "epoll_c"]
+    print("All streams on one tick, 20 chunks a second a stream, 60 chunks each.\n")
+    print("| streams | client | CPU s per 1M chunks | delay p50 / p99 / max ms |\n| ---: | --- | ---: | ---: |")
+    found: dict[int, dict[str, dict[str, float]]] = {}
+    with rig(program, bench.realtime, rate=20, ttft_ms=50, sync=1) as url:
+        for streams, names in ((128, at_128), (1024, at_1024)):
+            found[streams] = bench.rounds(names, url, streams, 60, rounds)
+            for name, of in found[streams].items():
+                print(f"| {streams:,} | {TITLES[name]} | {of['cpu']:.1f} | {of['p50']:.3f} / {of['p99']:.3f} / {of['max']:.3f} |", flush=True)
+    for streams, own_limit in ((128, 1.0), (1024, 3.0)):
+        of = found[streams]
+        theirs = of["aiohttp_split"]["p99"]
+        aims.at_most(f"delay p99, own stamps, {streams:,} streams", of["ours:own"]["p99"], own_limit, other=theirs, share=0.5)
+        aims.at_most(f"delay p99, kernel stamps, {streams:,} streams", of["ours:kernel"]["p99"], 0.2, other=theirs, share=0.1)
+    of = found[128]
+    for name, share in (("aiohttp_split", 0.8), ("vllm_request", 0.4), ("httpx_lines", 0.2)):
+        if name in of:
+            for mine in ("ours:kernel", "ours:own"):
+                aims.at_most(f"CPU a chunk, {TITLES[mine]} / {TITLES[name]}", of[mine]["cpu"] / of[name]["cpu"], share)
+
+
+def same_instant(bench: Bench, program: Path, rounds: int, aims: Aims) -> None:
+    """1,024 requests handed over at once, the first token 50 ms after each was read."""
+    names = ["ours:kernel", "ours:own", "engine:kernel", "aiohttp_split", "epoll_python", "epoll_c"]
+    print("\n1,024 requests at the same instant; first token 50 ms after the server had read the request.\n")
+    print("| client | TTFT error p50 / p99 / max ms |\n| --- | ---: |")
+    with rig(program, bench.realtime, rate=20, ttft_ms=50, sync=0) as url:
+        found = bench.rounds(names, url, 1024, 10, rounds)
+    for name, of in found.items():
+        print(f"| {TITLES[name]} | {of['ttft50']:.3f} / {of['ttft99']:.3f} / {of['ttft_max']:.3f} |", flush=True)
+    for mine in ("ours:kernel", "ours:own"):
+        aims.at_most(f"TTFT error p99, {TITLES[mine]} / C, epoll", found[mine]["ttft99"] / found["epoll_c"]["ttft99"], 2)
+        aims.at_most(f"TTFT error max, {TITLES[mine]} / C, epoll", found[mine]["ttft_max"] / found["epoll_c"]["ttft_max"], 3)
+
+
+def capacity(bench: Bench, program: Path, rounds: int, aims: Aims) -> None:
+    """The most chunks a second over 128 streams for which the p99 delay stays under HELD_MS: by halving between steps of 10 %."""
+    print(f"\nChunks a second over 128 streams with p99 delay under {HELD_MS:g} ms (steps of 10 %; best of {rounds} tries each).\n")
+    print("| client | chunks/s held | CPU s per 1M chunks there |\n| --- | ---: | ---: |")
+    held: dict[str, float] = {}
+    for name in ("ours:own", "aiohttp_split", "epoll_python", "epoll_c"):
+        held[name], cpu = most_held(lambda rate, name=name: _try(bench, program, name, rate, rounds))  # type: ignore[misc]
+        print(f"| {TITLES[name]} | {held[name]:,.0f} | {cpu:.1f} |", flush=True)
+    aims.more_than("chunks/s held, ours (own stamps) / aiohttp + uvloop", held["ours:own"] / held["aiohttp_split"], 1.3)
+
+
+def _try(bench: Bench, program: Path, name: str, rate: float, rounds: int) -> dict[str, float] | None:
+    for _ in range(rounds):
+        with rig(program, bench.realtime, rate=rate, ttft_ms=50) as url:
+            found = bench.measure(name, url, 128, int(2 * rate))
+        if found["p99"] < HELD_MS:
+            return found
+    return None
+
+
+def most_held(attempt: Callable[[float], dict[str, float] | None]) -> tuple[float, float]:
+    """(chunks a second as they really came, CPU there) at the highest step that holds."""
+    steps = [100 * 1.1 ** i for i in range(32)]  # of one stream, a second: to 245,000 over 128
+    low, high, best = -1, len(steps), {"rate": 0.0, "cpu": float("nan")}
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = attempt(steps[middle])
+        if found is None:
+            high = middle
+        else:
+            low = middle
+            best = found if found["rate"] > best["rate"] else best
+    return best["rate"], best["cpu"]
+
+
+def make_venv(venv: Path) -> None:
+    """The others' packages, once."""
+    mark = venv / "packages"
+    if mark.exists() and mark.read_text() == "\n".join(PACKAGES):
+        return
+    print(f"installing {', '.join(PACKAGES)} into {venv}", file=sys.stderr)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
+    subprocess.run([str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+    mark.write_text("\n".join(PACKAGES))
+
+
+PARTS = {"tick": tick, "same-instant": same_instant, "capacity": capacity}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--concurrency", default="32,128")
-    parser.add_argument("--rate", type=float, default=20)
-    parser.add_argument("--tokens", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--realtime", action="store_true", help="real-time class for server and client (root)")
-    parser.add_argument("--client", nargs=2, metavar=("NAME", "URL"), help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--realtime", action="store_true", help="real-time class for rig and clients (root)")
+    parser.add_argument("--venv", type=Path, default=Path.home() / ".cache" / "roundhouse-client-cost")
+    parser.add_argument("--vllm-file", default="")
+    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--quick", action="store_true", help="one round")
     given = parser.parse_args()
-    if given.client:
-        client_process(given.client[0], given.client[1], int(given.concurrency), given.tokens, given.realtime)
-        return
-    cores = sorted(os.sched_getaffinity(0))
+    make_venv(given.venv)
+    rounds, aims = 1 if given.quick else given.rounds, Aims()
     with tempfile.TemporaryDirectory() as folder:
-        program = compile_rig(Path(folder))
-        os.sched_setaffinity(0, {cores[0]})  # the rig inherits both; each client pins itself to another core
-        if given.realtime:
-            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(30))
-        with paced(program, rate=given.rate, tokens=given.tokens, ttft_ms=50, sync=1) as url:
-            os.sched_setaffinity(0, set(cores))
-            if given.realtime:
-                os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-            print(f"rate {given.rate:g} chunks/s a stream, {given.tokens} chunks, all streams on one tick, median of {given.rounds} rounds\n")
-            print("| C | client | CPU s per 1M chunks | delay p50 / p99 ms | TTFT error p50 / p99 ms |\n| ---: | --- | ---: | ---: | ---: |")
-            for concurrency in (int(part) for part in given.concurrency.split(",")):
-                table(url, concurrency, given)
-
-
-def table(url: str, concurrency: int, given: argparse.Namespace) -> None:
-    """Rows of one concurrency: each client, then ours as a share of httpx."""
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in CLIENTS}
-    for i in range(given.rounds):
-        for name in CLIENTS if i % 2 == 0 else reversed(list(CLIENTS)):
-            done = subprocess.run([sys.executable, __file__, "--client", name, url, "--concurrency", str(concurrency), "--tokens", str(given.tokens),
-                                   *(["--realtime"] if given.realtime else [])],
-                                  capture_output=True, text=True, check=True)
-            rounds[name].append(json.loads(done.stdout))
-    middle = {name: {key: statistics.median(one[key] for one in of) for key in of[0]} for name, of in rounds.items()}
-    for values in middle.values():
-        values["cpu"] = values["cpu_s"] / values["chunks"] * 1e6
-    for name, values in middle.items():
-        print(f"| {concurrency} | {name} | {values['cpu']:.0f} | {values['delay_p50_ms']:.2f} / {values['delay_p99_ms']:.2f} | "
-              f"{values['ttft_error_p50_ms']:.2f} / {values['ttft_error_p99_ms']:.2f} |")
-    ours, httpx = middle["ours"], middle["httpx"]
-    print(f"| {concurrency} | ours / httpx | {ours['cpu'] / httpx['cpu']:.2f} | {ours['delay_p50_ms'] / httpx['delay_p50_ms']:.3f} / "
-          f"{ours['delay_p99_ms'] / httpx['delay_p99_ms']:.3f} | "
-          f"{ours['ttft_error_p50_ms'] / httpx['ttft_error_p50_ms']:.3f} / {ours['ttft_error_p99_ms'] / httpx['ttft_error_p99_ms']:.3f} |")
+        program, c_client = compile_rig(Path(folder)), Path(folder) / "epoll_client"
+        subprocess.run(["gcc", "-O2", "-o", str(c_client), str(REPOSITORY / "benchmarks" / "rig" / "epoll_client.c")], check=True)
+        bench = Bench(given.venv, c_client, given.vllm_file, given.realtime)
+        for part in given.only.split(","):
+            PARTS[part](bench, program, min(rounds, 2) if part == "capacity" else rounds, aims)
+    aims.show()
+    print(f"\n{rounds} rounds in turn, medians; load {min(bench.load):.1f} to {max(bench.load):.1f}; "
+          f"{'real-time class' if given.realtime else 'no real-time class'}; {os.cpu_count()} cores.")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ class Measured:
     cpu_s: float = 0.0
     delays: list[int] = field(default_factory=list)
     ttft_errors: list[int] = field(default_factory=list)
+    span: tuple[int, int] = (1 << 62, 0)  # the server's times of the first and the last chunk
     more: dict[str, Any] = field(default_factory=dict)
 
     def add_stream(self, sent: int, chunks: Iterable[tuple[int, bytes]]) -> None:
@@ -29,14 +30,19 @@ class Measured:
             if at < 0:
                 continue
             truth = int(data[at + 12:at + 28], 16)
-            self.delays.append(stamp - truth)
+            self.add_chunk(stamp, truth)
             if first:
                 identity = data.index(b"chatcmpl-") + 9
                 self.ttft_errors.append((stamp - sent) - (truth - int(data[identity:identity + 16], 16)))
                 first = False
 
+    def add_chunk(self, stamp: int, truth: int) -> None:
+        self.delays.append(stamp - truth)
+        self.span = min(self.span[0], truth), max(self.span[1], truth)
+
     def as_json(self) -> str:
-        return json.dumps({"cpu_s": self.cpu_s, "delays": self.delays, "ttft_errors": self.ttft_errors, **self.more})
+        return json.dumps({"cpu_s": self.cpu_s, "delays": self.delays, "ttft_errors": self.ttft_errors, "span_ns": self.span[1] - self.span[0],
+                           **self.more})
 
 
 def body(tokens: int) -> dict[str, Any]:

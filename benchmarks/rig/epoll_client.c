@@ -4,9 +4,9 @@
  *   ./epoll_client PORT STREAMS TOKENS [chrt-priority [core]]
  *
  * Opens STREAMS connections to 127.0.0.1:PORT, sends one request on each at the same instant, stamps every read with CLOCK_MONOTONIC and
- * keeps the bytes. When all streams have ended it cuts the events and prints one JSON object: chunks, reads, processor time of the load in
- * seconds, and in nanoseconds the lists `delays` (stamp of a chunk - the server's own time in its text) and `ttft_errors`
- * (our first chunk - our send, less the server's first token - its reading of the request).
+ * keeps the bytes. When all streams have ended it cuts the events and prints one JSON object: reads, processor time of the load in seconds,
+ * and in nanoseconds `span_ns` (the server's times from the first to the last chunk) and the lists `delays` (stamp of a chunk - the server's
+ * own time in its text) and `ttft_errors` (our first chunk - our send, less the server's first token - its reading of the request).
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -116,7 +116,7 @@ int main(int argc, char **argv) {
     }
     /* cutting the events is part of the work that is counted */
     size_t chunks = 0, reads = 0, room = 0;
-    int64_t *delays = NULL, *errors = malloc(streams * sizeof *errors);
+    int64_t begin = INT64_MAX, end_of_all = 0, *delays = NULL, *errors = malloc(streams * sizeof *errors);
     for (int i = 0; i < streams; i++) {
         stream_t *s = &all[i];
         size_t at_read = 0;
@@ -131,6 +131,8 @@ int main(int argc, char **argv) {
                 int64_t truth = strtoll(text + 12, NULL, 16), arrival = strtoll(at + 22, NULL, 16);
                 if (chunks == room) delays = grown(delays, (room = room * 2 + 4096) * sizeof *delays);
                 delays[chunks++] = s->stamps[at_read] - truth;
+                if (truth < begin) begin = truth;
+                if (truth > end_of_all) end_of_all = truth;
                 if (first) errors[i] = (s->stamps[at_read] - s->sent) - (truth - arrival);
                 first = 0;
             }
@@ -140,7 +142,7 @@ int main(int argc, char **argv) {
         reads += s->reads;
     }
     cpu = clock_ns(CLOCK_PROCESS_CPUTIME_ID) - cpu;
-    printf("{\"cpu_s\":%.6f,\"reads\":%zu,\"delays\":[", cpu / 1e9, reads);
+    printf("{\"cpu_s\":%.6f,\"reads\":%zu,\"span_ns\":%lld,\"delays\":[", cpu / 1e9, reads, (long long)(end_of_all - begin));
     for (size_t i = 0; i < chunks; i++) printf("%s%lld", i ? "," : "", (long long)delays[i]);
     printf("],\"ttft_errors\":[");
     for (int i = 0; i < streams; i++) printf("%s%lld", i ? "," : "", (long long)errors[i]);
