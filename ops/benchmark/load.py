@@ -77,14 +77,19 @@ class _Slot:
     open: bool = True
 
 
-def allow_files(concurrency: int) -> None:
-    """Raises the soft limit of open files where needed; BadInput if the hard limit is too low for so many connections."""
+def allow_files(connections: int, *, wish: int = 0) -> None:
+    """Raises the soft limit of open files where needed; BadInput if the hard limit is too low for so many connections.
+
+    `wish`: how many there may come to be (an open loop cannot tell before): as many of those as the hard limit allows.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = concurrency + FILES_BESIDE
+    needed = connections + FILES_BESIDE
+    if wish > connections:
+        needed = max(needed, wish + FILES_BESIDE if hard == resource.RLIM_INFINITY else min(wish + FILES_BESIDE, hard))
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
-        raise BadInput(f"Concurrency {concurrency} needs {needed} open files; this process may have {hard}",
+        raise BadInput(f"{connections} connections need {needed} open files; this process may have {hard}",
                        hint=f"Raise the limit (`ulimit -n {needed}`, or LimitNOFILE= in the agent's unit)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
@@ -156,7 +161,7 @@ class Level:
         """Runs to the end, the time limit, too many errors, or cancel. Raises OpsError if the connections cannot be opened."""
         loop = asyncio.get_running_loop()
         count = self._connections_wanted()
-        allow_files(count)
+        allow_files(count, wish=min(self._cap, self.requests))
         connections = await self.client.open(count)
         self._slots = [_Slot(i, connection) for i, connection in enumerate(connections)]
         for slot in self._slots:

@@ -99,12 +99,14 @@ def read_file(path: Path, seed: int) -> FilePrompts:
     passed over. Raises BadInput for a file that cannot be read, is too large, or holds no prompt at all.
     """
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE:
-            raise BadInput(f"`{path}` is {size / 1e6:,.0f} MB; prompts may take {MAX_FILE / 1e6:,.0f} MB at most")
-        content = path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"`{path}` cannot be read as prompts", why=error.strerror or str(error)) from error
+        if path.exists() and not path.is_file():  # a pipe or a device would be read for ever
+            raise BadInput(f"`{path}` is not a file")
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE + 1)
+        if len(content) > MAX_FILE:
+            raise BadInput(f"`{path}` is too large for prompts", why=f"They may take {MAX_FILE // 1024**2} MiB at most")
+    except (OSError, ValueError) as error:  # the latter: a NUL in the path
+        raise BadInput(f"`{path}` cannot be read as prompts", why=getattr(error, "strerror", None) or str(error)) from error
     made = FilePrompts(seed, [], hashlib.sha256(content).hexdigest())
     for number, item in _items(content):
         try:

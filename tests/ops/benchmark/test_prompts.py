@@ -49,9 +49,16 @@ def test_a_file_without_any_prompt_is_refused(tmp_path: Path, content: bytes) ->
         read_file(file(tmp_path, content), 1)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="cannot be read as prompts"):
-        read_file(tmp_path / "none.jsonl", 1)
+@pytest.mark.parametrize("path", ["/nowhere/none.jsonl", "/dev/zero", "/tmp", "/tmp/\0"])
+def test_what_is_no_file_is_refused(path: str) -> None:
+    with pytest.raises(BadInput, match=r"cannot be read as prompts|is not a file"):
+        read_file(Path(path), 1)
+
+
+def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "MAX_FILE", 10)
+    with pytest.raises(BadInput, match="too large"):
+        read_file(file(tmp_path, "more than ten bytes"), 1)
 
 
 def test_prompts_begin_with_a_mark_of_their_own_even_when_they_come_again(tmp_path: Path) -> None:
