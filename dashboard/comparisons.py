@@ -6,6 +6,7 @@ of the same thing. What is better and what is worse is ops.benchmark.comparing's
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -270,6 +271,8 @@ def page(sides: Sequence[Chosen], comparison: Comparison | None, choice: Choice)
     points = [[point(load, value, runs) for value, runs in side.items()] for side in there]
     verdicts = verdicts_of(told)
     practice = any(side.practice for side in sides)
+    blocked = [one["blocked"] for one in told["sides"]] if told else [""] * len(sides)
+    blocked[0] = blocked[1] if len(set(blocked[1:])) == 1 else ""  # more runs of the baseline decide nothing where nothing may be held against it
     ends = [values[0], values[-1]] if len(values) > 1 else values
     rows = differences(sides, points, values, verdicts, load, metric)
     ecdf = distributions(sides, load, values, choice.level)
@@ -279,7 +282,7 @@ def page(sides: Sequence[Chosen], comparison: Comparison | None, choice: Choice)
         "practice": practice, "load": load, "loads": [{"name": "closed loop" if kind == "closed" else "open loop", "current": kind == load,
                                                        "url": address(sides, **choice.kept(load=kind, level=""))} for kind in kinds],
         "keys": keys, "sides": [described(
-            side, sides, points[n], verdicts, load, choice, ends, told["sides"][n]["blocked"] if told else "") for n, side in enumerate(sides)],
+            side, sides, points[n], verdicts, load, choice, ends, blocked[n]) for n, side in enumerate(sides)],
         "metric": {"name": metric, "title": known.title, "unit": known.unit, "higher": known.higher_is_better, "minimum": 100 * known.minimum_effect},
         "metrics": [{"name": name, "title": one.title, "current": name == metric, "url": f"{address(sides, **choice.kept(metric=name))}#differences"}
                     for name, one in METRICS.items()],
@@ -288,11 +291,11 @@ def page(sides: Sequence[Chosen], comparison: Comparison | None, choice: Choice)
         "tables": tables(sides, points, values, load), "ecdf": ecdf,
         "facts": facts(told, everything=choice.facts == "all"),
         "facts_url": f"{address(sides, **choice.kept(facts='' if choice.facts == 'all' else 'all'))}#facts", "everything": choice.facts == "all",
-        "unpaired": unpaired(told), "key_differences": asked_otherwise(told), "silent": silent(told), "notes": told.get("notes") or [],
+        "unpaired": unpaired(told), "key_differences": asked_otherwise(told), "silent": silent(told), "notes": notes(told),
         "headlines": headlines(told), "floors": told.get("floors") or {},
         "meta": in_common(sides, load), "load_head": "rate" if load == "open" else "C", "others": keys[1:], "columns": 2 + 3 * (len(sides) - 1),
         "ends": [level_name(load, value) for value in ends], "facts_columns": 1 + len(sides),
-        "p99_said": "P50; dotted: P99" if len(sides) <= 3 else "P50",
+        "said": said(sides, points),
         "kept": _fields(sides, choice.kept(metric="")), "kept_level": _fields(sides, choice.kept(level="")),
         "data": {
             "practice": practice, "load": load, "sides": keys, "levels": values, "names": [short_name(load, value) for value in values],
@@ -300,6 +303,23 @@ def page(sides: Sequence[Chosen], comparison: Comparison | None, choice: Choice)
             "ecdf": {"sides": [one and {"ttft_ms": one["ttft_ms"], "icl_ms": one["icl_ms"]} for one in ecdf["quantiles"]]} if ecdf else None,
         },
     }
+
+
+def said(sides: Sequence[Chosen], points: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, str]:
+    """What stands beside a chart's title: what is drawn, and of which sides it is not known."""
+    upper = "P50; dotted: P99" if len(sides) <= 3 else "P50"
+    means = [side.name for side, told in zip(sides, points, strict=True) if any(one["latency"] and not one["p50"] for one in told)]
+    words = {"tput": "mean of runs, 95 % interval over them", "latency": f"{upper}{f'; of {_listed(means)} the mean' if means else ''}",
+             "ttft": upper, "tpot": upper, "gpu": "up and right is better"}
+    found = {}
+    for name, told in words.items():
+        silent_sides = [side.name for side, own in zip(sides, points, strict=True) if own and not any(one[name] for one in own)]
+        found[name] = f"{told}; {_listed(silent_sides)}: not reported" if silent_sides else told
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _fields(sides: Sequence[Chosen], kept: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -349,7 +369,7 @@ def ratio_data(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]
     told = []
     for row in rows:
         items = [{"side": n + 1, "diff": _percent(one["ratio"]), "low": _percent(one.get("low")), "high": _percent(one.get("high")),
-                  "word": cell["word"], "note": cell["note"], "floor": 100 * one["floor"], "floor_from": one["floor_from"]}
+                  "word": cell["word"], "said": cell["said"], "note": cell["note"], "floor": 100 * one["floor"], "floor_from": one["floor_from"]}
                  for n, cell in enumerate(row["cells"]) if (one := cell["verdict"]) and one.get("ratio") is not None]
         if items:
             told.append({"name": row["name"], "items": items, "floor": max(item["floor"] for item in items)})
@@ -392,7 +412,7 @@ def described(side: Chosen, sides: Sequence[Chosen], points: Sequence[Mapping[st
         "tool": f"{run.tool} {run.tool_version}".strip(), "first": _at(points, ends[:1]), "last": _at(points, ends[1:]),
         "summary": summary(n, verdicts, load, blocked) if n else None, "baseline": n == 0,
         "without": address(others, **choice.kept()) if len(sides) > 2 else "", "as_baseline": address([side, *others], **choice.kept()) if n else "",
-        "decide": more_runs(side, verdicts), "running": any(one.state == "running" for one in side.runs),
+        "decide": None if blocked else more_runs(side, verdicts), "running": any(one.state == "running" for one in side.runs),
     }
 
 
@@ -528,11 +548,29 @@ def verdicts_of(told: Mapping[str, Any]) -> Verdicts:
 
 def unpaired(told: Mapping[str, Any]) -> list[str]:
     """Levels without a counterpart, in words: they are drawn, and nothing is said of them."""
-    found: dict[tuple[str, str], list[str]] = {}
+    places: dict[tuple[str, str], list[str]] = {}
     for one in told.get("unpaired") or []:
-        found.setdefault((one["side"], one["where"]), []).append(one["label"])
-    return [f"{side}: {', '.join(places)} {'is' if len(places) == 1 else 'are'} {'in no other side' if where == 'baseline only' else where}"
-            for (side, where), places in found.items()]
+        places.setdefault((one["side"], one["where"]), []).append(one["label"])
+    found: dict[tuple[str, str, int], list[str]] = {}
+    for (side, where), labels in places.items():
+        found.setdefault((", ".join(labels), where, len(labels)), []).append(side)
+    return [f"{_listed(names)}: {labels} {'is' if many == 1 else 'are'} {'in no other side' if where == 'baseline only' else where}"
+            for (labels, where, many), names in found.items()]
+
+
+_ALIKE = (re.compile(r"(?P<name>[A-H]) gets no verdict: (?P<rest>.*)", re.DOTALL),
+          re.compile(r"A and (?P<name>[A-H]) were not interleaved: (?P<rest>all runs of A came first)"))
+
+
+def notes(told: Mapping[str, Any]) -> list[str]:
+    """What is to be known before the numbers are read; what holds of several sides is said once."""
+    said: dict[tuple[int, str], list[str]] = {}
+    for note in told.get("notes") or []:
+        kind, match = next(((n, match) for n, pattern in enumerate(_ALIKE) if (match := pattern.fullmatch(note))), (-1, None))
+        said.setdefault((kind, match["rest"] if match else note), []).append(match["name"] if match else "")
+    texts = {0: lambda names, rest: f"{_listed(names)} {'gets' if len(names) == 1 else 'get'} no verdict: {rest}",
+             1: lambda names, rest: f"{_listed(['A', *names])} were not interleaved: {rest}"}
+    return [texts[kind](names, rest) if kind in texts else rest for (kind, rest), names in said.items()]
 
 
 NOT_REPORTED = "not reported"

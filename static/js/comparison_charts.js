@@ -24,17 +24,19 @@ function hover(data, side, p) {
     + `<br>${p.runs} ${p.runs === 1 ? "run" : "runs"}, n = ${p.n?.toLocaleString("en") ?? "not reported"}, errors ${p.errors ?? "not reported"}${p.marks.length ? `<br>${plain(p.marks.join(", "))}` : ""}`;
 }
 
-// Labels beside the last points, moved apart where they would cover each other. `top` is the axis' upper end, `height` its pixels.
-function apart(ends, top, height) {
-  const least = 14, sorted = ends.map((end) => ({ ...end, at: (end.y / top) * height })).sort((a, b) => a.at - b.at);
-  let below = -Infinity;
-  for (const end of sorted) { end.to = Math.max(end.at, below + least); below = end.to; }
-  const groups = sorted.reduce((found, end) => { const last = found.at(-1); if (last && end.to - last.at(-1).to < least + 0.5) last.push(end); else found.push([end]); return found; }, []);
-  for (const group of groups) { // a group stands around the middle of its own points, not above it
-    const shift = group.reduce((sum, end) => sum + end.to - end.at, 0) / group.length;
-    for (const end of group) end.to -= shift;
+// Labels beside points, moved apart where they would cover each other, within the chart. `top` is the axis' upper end, `height` its pixels.
+function apart(ends, top, height, left = false) {
+  const least = 14, sorted = ends.map((end) => ({ ...end, at: (end.y / top) * height, to: (end.y / top) * height })).sort((a, b) => a.at - b.at);
+  for (let turn = 0; turn < 200; turn += 1) {
+    for (let n = 1; n < sorted.length; n += 1) {
+      const short = least - (sorted[n].to - sorted[n - 1].to);
+      if (short > 0) { sorted[n].to += short / 2; sorted[n - 1].to -= short / 2; }
+    }
   }
-  return sorted.map((end) => ({ x: end.x, y: end.y, text: end.name, showarrow: false, xanchor: "left", xshift: 9, yshift: end.to - end.at, font: { color: token(end.color), size: 12, weight: 500 } }));
+  const place = (end, low, high) => { end.to = Math.max(low, Math.min(high, end.to)); };
+  sorted.forEach((end, n) => place(end, 4 + least * n, Infinity));
+  sorted.toReversed().forEach((end, n) => place(end, -Infinity, height - 4 - least * n));
+  return sorted.map((end) => ({ x: end.x, y: end.y, text: end.name, showarrow: false, xanchor: left ? "right" : "left", xshift: left ? -9 : 9, yshift: end.to - end.at, font: { color: token(end.color), size: 12, weight: 500 } }));
 }
 
 // One number over the levels, a curve a side. `upper` is drawn thin and dotted where there are few sides.
@@ -78,7 +80,7 @@ function pareto(data) {
         line: { color: faded(side.color, 0.6), width: 1.75, dash: side.imported ? "5px 4px" : "solid" }, marker: marker(side, { opacity: points.map((p) => beaten(p) ? 0.4 : 1) }) })).toReversed()],
       layout: { margin, xaxis: { title: { text: "tok/s per user", standoff: 8 }, range: [0, right], nticks: 8 }, yaxis: { range: [0, top] },
         annotations: [unit("tok/s per GPU"), ...(data.practice ? [practiceMark()] : []), ...labels,
-          ...drawn.map(({ side, points }) => ({ x: points.at(-1).user, y: points.at(-1).gpu, text: side.name, showarrow: false, xanchor: "right", xshift: -9, font: { color: token(side.color), size: 12, weight: 500 } }))] } };
+          ...apart(drawn.map(({ side, points }) => ({ x: points.at(-1).user, y: points.at(-1).gpu, name: side.name, color: side.color })), top, (document.getElementById("pareto").clientHeight || 300) - margin.t - margin.b, true)] } };
   });
 }
 
@@ -108,11 +110,11 @@ function ratios(data) {
       shapes: [...told.rows.map((row, n) => ({ type: "rect", x0: -row.floor, x1: row.floor, y0: n - 0.5, y1: n + 0.5, fillcolor: token("chart-floor"), line: { width: 0 }, layer: "below" })),
         { type: "line", yref: "paper", x0: 0, x1: 0, y0: 0, y1: 1, line: { color: token("chart-axis"), width: 1.5 }, layer: "below" }, least(told.minimum), least(-told.minimum)],
       annotations: [unit(data.load === "open" ? "requests/s" : "C"), ...(data.practice ? [practiceMark()] : []),
-        ...items.filter((i) => many < 3 || ["better", "worse", "same", "not decided"].includes(i.word)).map((i) => ({ xref: "paper", x: 1, y: i.y, xanchor: "left", xshift: 8, text: many > 1 ? `${data.sides[i.side].name} ${i.word}` : i.word, showarrow: false, font: { size: 11, color: token(tone[i.word] ?? "text-muted") } }))] } };
+        ...items.filter((i) => many < 3 || ["better", "worse", "same", "not decided"].includes(i.word)).map((i) => ({ xref: "paper", x: 1, y: i.y, xanchor: "left", xshift: 8, text: many > 1 ? `${data.sides[i.side].name} ${i.word}` : i.said.replace("outside it, ", "").replace("within the noise floor", "within floor"), showarrow: false, font: { size: 11, color: token(tone[i.word] ?? "text-muted") } }))] } };
   });
 }
 
-const ticks = (low, high) => [[1], [1, 3], [1, 2, 5], [1, 1.5, 2, 3, 4, 5, 7]].map((steps) => [...Array(13).keys()].flatMap((n) => steps.map((m) => Number((m * 10 ** (n - 5)).toPrecision(3)))).filter((v) => v >= low * 0.98 && v <= high * 1.02)).find((found, n) => found.length >= 4 || n === 3);
+const ticks = (low, high) => [[1], [1, 3], [1, 2, 5], [1, 1.5, 2, 3, 4, 5, 7], [1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9]].map((steps) => [...Array(13).keys()].flatMap((n) => steps.map((m) => Number((m * 10 ** (n - 5)).toPrecision(3)))).filter((v) => v >= low * 0.98 && v <= high * 1.02)).find((found, n) => found.length >= 4 || n === 4);
 
 // The share of requests (or gaps) that took at most so long. `values` are 101 quantiles, at 0, 1, ... 100 percent.
 function ecdf(data, id, key) {

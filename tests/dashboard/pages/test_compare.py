@@ -286,3 +286,11 @@ def test_the_mean_of_a_side_is_geometric_and_knows_nothing_of_what_is_not_there(
     assert comparisons.centre([None, "x", True]) is None
     assert comparisons.centre([0.0, 4.0]) == 2.0
     assert comparisons.interval([3.0]) == (None, None)
+
+
+def test_what_holds_of_several_sides_is_said_once() -> None:
+    order = [f"A and {name} were not interleaved: all runs of A came first" for name in "BC"]
+    withheld = [f"{name} gets no verdict: imported runs get no verdict against measured ones" for name in "DEF"]
+    assert comparisons.notes({"notes": [*order, *withheld, "B: few requests or a short window at C=1"]}) == [
+        "A, B and C were not interleaved: all runs of A came first",
+        "D, E and F get no verdict: imported runs get no verdict against measured ones", "B: few requests or a short window at C=1"]
