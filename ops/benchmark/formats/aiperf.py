@@ -143,8 +143,8 @@ def _point(value: dict[str, Any], notes: Notes, requests: list[Request] | None) 
 def _load(asked: Fields, told: Fields) -> tuple[str, float]:
     """Concurrency or rate of the profiling phase; in earlier versions of the load generator's settings, or beside all others."""
     phases = list(asked.objects("phases")) if isinstance(asked.raw.get("phases"), list) else []
-    places = [*(one for one in phases if one.text("name", 60) == "profiling"), *(one for one in phases if one.text("name", 60) != "warmup"),
-              asked.inner("loadgen"), asked.inner("load_generator"), asked, told]
+    places = [*(one for one in phases if "profiling" in (one.text("kind", 60), one.text("name", 60))), asked.inner("loadgen"),
+              asked.inner("load_generator"), asked, told]
     for one in places:
         rate = one.number("request_rate") or one.number("rate")
         if rate:
@@ -226,7 +226,7 @@ def _requests(lines: Iterable[dict[str, Any]], notes: Notes) -> list[Request]:
     for at, line in enumerate(lines):
         one = Fields(line, notes, f"line {at + 1}")
         about, metrics = one.inner("metadata"), one.inner("metrics")
-        if about.text("benchmark_phase", 40) not in ("profiling", ""):
+        if (about.text("phase_kind", 40) or about.text("benchmark_phase", 40)) not in ("profiling", ""):  # a phase may have a name of its own
             others += 1
             continue
         start = nanoseconds(about.raw.get("request_start_ns"))

@@ -1,12 +1,14 @@
 """guidellm's report (`benchmarks.json`): versions 2 (`config`) and 1 (`args`), and reports that name no version.
 
 `inter_token_latency_ms` is our TPOT; `time_per_output_token_ms` has the first token in it and is only kept in `reported`. Every distribution
-comes for successful, errored and incomplete requests and for all together: only the successful ones are read. The stored requests may be a
+comes for successful, errored and incomplete requests and for all together: only the successful ones are read. Times per token are weighed by each
+request's tokens, and their `count` is one of tokens: a P99 of 40 requests is none, however many tokens they had. The stored requests may be a
 sample (`sample_size`), so percentiles never come from them, and curves only where all are there. First and last token times only: no gaps.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +19,7 @@ from ops.jobs.errors import BadInput
 
 TOOL = "guidellm"
 PERCENTILES = {"p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9"}
+BODY_BYTES = 1_000_000
 RATES = ("constant", "poisson", "async", "rate")
 
 
@@ -63,7 +66,8 @@ def _point(told: Fields, asked: Fields, rate: Any) -> Point:
     for name, theirs in (("ttft", "time_to_first_token_ms"), ("ttfc", "time_to_first_output_token_ms"), ("tpot", "inter_token_latency_ms"),
                          ("e2e", "request_latency")):
         found = _successful(metrics, theirs)
-        put(level, name, _spread(found), found.count("count"))
+        counts = [count for count in (found.count("count"), level["finished"]) if count is not None]
+        put(level, name, _spread(found), min(counts, default=None))
     report(level, "time_per_output_token", "ms", _spread(_successful(metrics, "time_per_output_token_ms")))
     mean_in_flight = _mean(metrics, "request_concurrency")
     if mean_in_flight is not None:
@@ -81,9 +85,11 @@ def _point(told: Fields, asked: Fields, rate: Any) -> Point:
     finish(level)
     started, ended = _times(told)
     model = clean(backend.get("model"), 300) or asked.text("model", 300)
-    data = _data(asked, config)
-    settings = {"endpoint_kind": level["endpoint_kind"], "slos": limits or None, "dataset": data or None}
-    labels = asked.inner("labels")
+    data = _data(asked)
+    level |= _body(told)
+    settings = {"endpoint_kind": level["endpoint_kind"], "slos": limits or None, "dataset": data or None, "max_tokens": level["max_tokens"],
+                "output_mode": level["output_mode"], "temperature": level["temperature"]}
+    labels = asked.inner("labels") if "labels" in asked else asked.inner("metadata").inner("labels")
     label = ", ".join(f"{clean(name, 30)}={clean(value, 40)}" for name, value in list(labels.raw.items())[:6] if isinstance(value, str))[:120]
     return Point(level, model=model, kind={"data": data}, settings=settings, label=label, started_at=started, finished_at=ended,
                  base_url=_address(backend.get("target") or asked.raw.get("target")))
@@ -160,11 +166,10 @@ def _slos(config: Fields) -> dict[str, float]:
     """SLOs in our names, where the report tells them as numbers."""
     found: dict[str, float] = {}
     slo = config.raw.get("slo")
-    for theirs, ours in (("time_to_first_token_ms", "ttft_ms"), ("ttft_ms", "ttft_ms"), ("inter_token_latency_ms", "tpot_ms"),
-                         ("request_latency", "e2e_s")):
+    for theirs, ours, scale in (("ttft_ms", "ttft_ms", 1.0), ("tpot_ms", "tpot_ms", 1.0), ("e2el_ms", "e2e_s", 0.001)):
         value = number(slo.get(theirs)) if isinstance(slo, dict) else None
         if value is not None and value > 0:
-            found[ours] = value
+            found[ours] = value * scale
     return found
 
 
@@ -223,10 +228,35 @@ def _endpoint(backend: Mapping[str, Any], config: Fields, asked: Fields) -> str 
     return "chat" if "chat" in word else "completions" if "completions" in word else None
 
 
-def _data(asked: Fields, config: Fields) -> str:
-    found = asked.raw.get("data") if asked.raw.get("data") is not None else config.raw.get("data")
+def _data(asked: Fields) -> str:
+    """What the prompts were made of: a description of synthetic ones, or a file's name."""
+    inner = asked.raw.get("spec")
+    found = asked.raw.get("data") if asked.raw.get("data") is not None else inner.get("data") if isinstance(inner, dict) else None
     first = found[0] if isinstance(found, list) and found else found
+    if isinstance(first, dict):
+        facts = {name: one for name, one in first.items() if isinstance(one, str | int | float) and not isinstance(one, bool)}
+        return clean(", ".join(f"{name}={str(one).rsplit('/', 1)[-1]}" for name, one in facts.items()), 200)
     return clean(first, 200)
+
+
+def _body(told: Fields) -> dict[str, Any]:
+    """What the first stored request asked for, which the report has as JSON in a text: the length, whether it was fixed, the temperature."""
+    stored = told.inner("requests").raw.get("successful")
+    first = stored[0] if isinstance(stored, list) and stored else None
+    text = first.get("request_args") if isinstance(first, dict) else None
+    try:
+        body = json.loads(text).get("body") if isinstance(text, str) and len(text) < BODY_BYTES else None
+    except (ValueError, AttributeError, RecursionError):
+        return {}
+    if not isinstance(body, dict):
+        return {}
+    most = whole(body.get("max_completion_tokens")) or whole(body.get("max_tokens"))
+    made: dict[str, Any] = {"max_tokens": most} if most else {}
+    if most and isinstance(body.get("ignore_eos"), bool):
+        made["output_mode"] = "fixed" if body["ignore_eos"] else "natural"
+    if (temperature := number(body.get("temperature"))) is not None and temperature >= 0:
+        made["temperature"] = temperature
+    return made
 
 
 def _address(value: Any) -> str:

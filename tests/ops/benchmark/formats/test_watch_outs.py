@@ -198,6 +198,27 @@ def test_guidellm_benchmarks_are_levels_and_an_empty_report_says_so() -> None:
             samples.read(told | {"benchmarks": benchmarks})
 
 
+def test_guidellm_a_report_that_the_tool_really_wrote() -> None:
+    """guidellm 0.8.1 against a streaming server at 4 in flight: 40 requests, of which 2 are left in the file."""
+    [document] = samples.read(samples.raw("guidellm_0.8.1.real.json"))
+    level = document["levels"][0]
+    assert (document["model"], document["base_url"], document["tool_version"]) == ("paced", "http://127.0.0.1:8000", "0.8.1")
+    assert (level["value"], level["finished"], level["errors"], level["output_tokens"], level["prompt_tokens"]) == (4, 40, 0, 960, 320)
+    assert (level["endpoint_kind"], level["output_mode"], level["max_tokens"]) == ("chat", "fixed", 24)
+    assert level["output_tok_s"] == pytest.approx(960 / level["whole_s"], rel=0.01) and level["whole_requests_s"] == pytest.approx(14.01, abs=0.01)
+    assert level["ttfc_p50_ms"] > level["ttft_p50_ms"] and level["reported"]["tpot_p99_ms"] < level["reported"]["time_per_output_token_p99_ms"]
+    assert (level["tpot_n"], level["tpot_p99_ms"]) == (40, None), "its count is one of tokens, because it weighs by them"
+    assert document["settings"]["dataset"] == "kind=json_file, path=prompts.jsonl"
+
+
+def test_guidellm_slos_in_its_names() -> None:
+    told = samples.value(GUIDELLM)
+    told["benchmarks"][0]["config"]["slo"] = {"ttft_ms": 300.0, "tpot_ms": 30.0, "e2el_ms": 2000.0}
+    told["benchmarks"][0]["metrics"]["request_goodput"] = {"successful": {"mean": 2.7, "count": 8}}
+    level = samples.level(told)
+    assert level["slos"] == {"ttft_ms": 300.0, "tpot_ms": 30.0, "e2e_s": 2.0} and level["goodput_s"] == 2.7
+
+
 # ---- aiperf ----
 
 
