@@ -4,6 +4,7 @@ when a page is loaded anew. Pure; events come from nodes, so every value may be 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dashboard.charts import number
@@ -63,13 +64,38 @@ def gpu_rows(latest: dict[str, Any]) -> list[dict[str, Any]]:
             for gpu in (listed if isinstance(listed, list) else []) if isinstance(gpu, dict) and (index := number(gpu.get("index"))) is not None]
 
 
-def more_words(row: dict[str, Any]) -> list[str] | None:
-    """What a level's row (job_story.level_rows) says of its server and its GPUs, as _beside.html's columns; None where both say nothing."""
-    server, metrics = row["server"], row["metrics"]
-    energy, power = number(metrics.get("energy_j")), number(metrics.get("power_mean_w"))
-    if energy is None and power is None and all(value is None for value in server.values()):
+def beside_table(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """What the levels (job_story.level_rows) say of their server and their GPUs: heads (title, unit) and a line of texts each.
+
+    A column of which no level says anything is left out; None where that leaves none.
+    """
+    columns = []
+    for title, unit, of in _BESIDE:
+        texts = [of(row) for row in rows]
+        if any(text != UNTOLD for text in texts):
+            columns.append((title, unit, texts))
+    if not columns:
         return None
-    return [whole(server.get("running_max"), UNTOLD), whole(server.get("waiting_max"), UNTOLD), share(server.get("kv_use_max")),
-            share(server.get("prefix_hit_rate")), share(server.get("spec_acceptance")), whole(server.get("preemptions"), UNTOLD),
-            UNTOLD if power is None else f"{power / 1000:.2f}", figures(None if energy is None else energy / 1000, UNTOLD),
-            figures(metrics.get("tokens_per_joule"), UNTOLD)]
+    lines = [{"label": row["label"], "texts": [texts[n] for _, _, texts in columns]} for n, row in enumerate(rows)]
+    return {"heads": [(title, unit) for title, unit, _ in columns], "lines": [one for one in lines if set(one["texts"]) != {UNTOLD}]}
+
+
+def _of_server(name: str, form: Callable[[Any, str], str]) -> Callable[[dict[str, Any]], str]:
+    return lambda row: form(row["server"].get(name), UNTOLD)
+
+
+def _of_metrics(name: str, scale: float) -> Callable[[dict[str, Any]], str]:
+    def text(row: dict[str, Any]) -> str:
+        value = number(row["metrics"].get(name))
+        return UNTOLD if value is None else figures(value / scale)
+
+    return text
+
+
+_BESIDE = (
+    ("Running", "", _of_server("running_max", whole)), ("Waiting", "", _of_server("waiting_max", whole)),
+    ("KV cache", "%", _of_server("kv_use_max", share)), ("Prefix hits", "%", _of_server("prefix_hit_rate", share)),
+    ("Drafts accepted", "%", _of_server("spec_acceptance", share)), ("Preemptions", "", _of_server("preemptions", whole)),
+    ("Power", "kW", _of_metrics("power_mean_w", 1000)), ("Energy", "kJ", _of_metrics("energy_j", 1000)),
+    ("Tokens", "per J", _of_metrics("tokens_per_joule", 1)),
+)

@@ -304,8 +304,6 @@ def sweep_panel(found: Job | None, run: BenchmarkRun) -> dict[str, Any]:
             running = next((row for row in rows if row["key"] == seconds["key"]), None)
             if running is not None and seconds["latest"]:
                 running.update(job_story.live_level(running, seconds["latest"]))
-    for row in rows:
-        row["more"] = sweep_words.more_words(row)
     data["seconds"] = seconds
     data["seq"] = found.last_seq if found is not None else 0
     measured = [row for row in rows if row["tput"] is not None and row["state"] == "done"]
@@ -318,7 +316,7 @@ def sweep_panel(found: Job | None, run: BenchmarkRun) -> dict[str, Any]:
             "kind": "completions" if asked.get("endpoint_kind") == "completions" else "chat completions",
             "live": sweep_words.live_words(seconds["latest"] or {}, running["requests"] if running else None),
             "gpus": sweep_words.gpu_rows(seconds["latest"] or {}),
-            "beside": any(row["more"] for row in rows)}
+            "beside": sweep_words.beside_table(rows)}
 
 
 def live_second(found: Job, after: int) -> dict[str, Any] | None:

@@ -74,7 +74,7 @@ function drawSweep() {
   charts.sweepCharts(sweep, running && level.latest ? { x: level.value, tput: level.latest.throughput_so_far_tok_s, latency: level.latest.e2e_p50_s ?? level.latest.e2e_mean_s } : null);
   const seconds = level ?? { x: [], y: [] };
   charts.secondsChart(seconds, sweep.practice);
-  charts.serverChart(seconds);
+  charts.serverChart(seconds, sweep.practice);
   charts.showSecond(level);
 }
 // Nobody sees a page in the background: it is drawn when it comes back.

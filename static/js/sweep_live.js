@@ -20,10 +20,13 @@ function inPlace(id, build) {
   const draw = () => {
     const element = document.getElementById(id);
     if (!element) { drawn.delete(id); return; }
-    const { data, layout } = build(), was = drawn.get(id), laid = JSON.stringify([layout, data.length]);
+    const { data, layout } = build(), was = drawn.get(id);
+    // A trace of nothing would be taken out, and come back as another node: it has a point far below the chart instead.
+    for (const trace of data) if (!trace.x.length) Object.assign(trace, trace.mode === "markers" ? { x: [1], y: [-1e9], text: [""] } : { x: [null], y: [null] });
+    const laid = JSON.stringify([layout, data.length]);
     drawn.set(id, { draw, element, laid, look });
     if (was?.element === element && was.laid === laid && was.look === look && look) {
-      const values = data.map(({ x, y, text }) => (text === undefined ? { x, y } : { x, y, text }));
+      const values = data.map(({ x, y, text, textposition, textfont }) => ({ x, y, ...(text && { text }), ...(textposition && { textposition, textfont }) }));
       Plotly.animate(element, { data: values, traces: values.map((_, n) => n) }, STILL).catch(() => {}); // a newer one takes its place
     } else {
       Plotly.react(element, data, { template: look ??= template(), ...layout }, { displayModeBar: false, responsive: true });
@@ -52,7 +55,9 @@ function words(items, more = {}) {
   return { type: "scatter", mode: "text", x: items.map((i) => i[0]), y: items.map((i) => i[1]), text: items.map((i) => i[2]), textposition: items.map((i) => i[3]),
     textfont: { size: 11, color: items.map((i) => token(i[4])) }, hoverinfo: "skip", cliponaxis: false, ...more };
 }
-const unitTitle = (text) => ({ text, font: { size: 11, color: token("text-muted") }, x: 0, xref: "container", xanchor: "left", y: 1, yref: "container", yanchor: "top", pad: { l: 4, t: 6 } });
+// The line above a chart, an axis of its own: the unit at the left, PRACTICE at the right.
+const LINE = { yaxis9: { domain: [0.9, 1], range: [0, 1], visible: false, fixedrange: true } };
+const line = (unit, left, right, practice) => words([[left, 0.6, unit, "middle left", "text-muted"], [right, 0.6, practice ? "PRACTICE" : "", "middle left", "practice-text"]], { yaxis: "y9" });
 
 function hover(point) {
   return `<b>${point.name}</b>   ${rate(point.tput)} tok/s<br>mean ${number(point.mean, 1)} s<br>P50 ${number(point.p50, 1)} · P90 ${number(point.p90, 1)} · P99 ${number(point.p99, 1)} s`
@@ -65,7 +70,7 @@ export function sweepCharts(data, live = null) {
     const made = concurrencyAxis(data.levels, data.load === "open" ? "requests a second" : narrow() ? "concurrency" : "concurrent requests");
     return { ...made, ticktext: data.levels.map((v) => v.toLocaleString("en", { maximumFractionDigits: 3 })) };
   };
-  const margin = { l: 52, r: 48, t: 28, b: 44 }, before = data.before?.points ?? [];
+  const margin = { l: 52, r: 48, t: 4, b: 44 }, before = data.before?.points ?? [];
   const draw = (id, unit, key, points, upper, liveY, digits) => inPlace(id, () => {
     const running = live && typeof liveY === "number" && liveY > 0, tail = running ? points.filter((p) => p.x < live.x).at(-1) : null, end = points.at(-1);
     const top = above(id, [...points.map(upper), ...before.map((p) => p[key]), running ? liveY : 0]), range = axis();
@@ -78,10 +83,10 @@ export function sweepCharts(data, live = null) {
         curve({ x: points.map((p) => p.x), y: points.map((p) => p[key]), name: data.name, hover: points.map(hover) }),
         { type: "scatter", mode: "lines", x: tail ? [tail.x, live.x] : [], y: tail ? [tail[key], liveY] : [], hoverinfo: "skip", line: { color: token("series-1"), width: 2, dash: "2px 3px" } },
         { type: "scatter", mode: "markers", x: running ? [live.x] : [], y: running ? [liveY] : [], hoverinfo: "skip", cliponaxis: false, marker: { size: 10, symbol: "circle-open", color: token("run"), line: { width: 2.5 } } },
-        words([running ? [live.x, liveY, `${shown(liveY)}, live  `, live.x > data.levels[0] ? "top left" : "top right", "run-text"] : end ? [end.x, end[key], `  ${shown(end[key])}`, "middle right", "series-1"] : [null, null, "", "middle right", "series-1"],
-          [10 ** range.range[1], top, data.practice ? "PRACTICE" : "", "top left", "practice-text"]]),
+        words([running ? [live.x, liveY, `${shown(liveY)}, live  `, live.x > data.levels[0] ? "top left" : "top right", "run-text"] : end ? [end.x, end[key], `  ${shown(end[key])}`, "middle right", "series-1"] : [null, null, "", "middle right", "series-1"]]),
+        line(unit, 10 ** range.range[0], 10 ** range.range[1], data.practice),
       ],
-      layout: { margin, title: unitTitle(unit), xaxis: range, yaxis: { range: [0, top] } } };
+      layout: { margin, xaxis: range, yaxis: { domain: [0, 0.9], range: [0, top] }, ...LINE } };
   });
   draw("throughput", "tok/s", "tput", data.points, (p) => p.tput, live?.tput, null);
   draw("latency", "seconds", "p50", data.points.filter((p) => p.p50 !== null), (p) => p.p99 ?? p.p90 ?? p.p50, live?.latency, 1);
@@ -98,25 +103,25 @@ export function secondsChart(seconds, practice) {
       steps(seconds.y, { line: { color: token("series-1") }, fill: "tozeroy", fillcolor: faded("series-1", 0.1), hovertemplate: "%{x} s<br>%{y:,.0f} tok/s<extra></extra>" }),
       steps(seconds.in_flight ?? [], { yaxis: "y2", line: { color: token("text-muted"), width: 1.25 }, hovertemplate: "%{x} s<br>%{y} in flight<extra></extra>" }),
       { type: "scatter", mode: "markers", x: failed.map((f) => f[0]), y: failed.map(() => 0), yaxis: "y2", text: failed.map((f) => `${f[1]} failed`), hovertemplate: "%{x} s<br>%{text}<extra></extra>", cliponaxis: false, marker: { color: token("fail"), symbol: "x", size: 7 } },
-      words([[many, top, practice ? "PRACTICE" : "", "top left", "practice-text"]]),
+      line("tok/s", 0, many, practice),
       words([[0, flying, "\u00a0\u00a0in flight", "top right", "text-muted"]], { yaxis: "y2" }),
     ],
-    layout: { margin: { l: 52, r: 24, t: 26, b: 30 }, title: unitTitle("tok/s"), xaxis: { range: [0, many], ticksuffix: " s", nticks: narrow() ? 5 : 8, anchor: "y2" },
-      yaxis: { nticks: 4, domain: [0.36, 1], range: [0, top] }, yaxis2: { nticks: 3, domain: [0, 0.22], range: [0, flying], gridcolor: token("chart-grid"), zeroline: false, fixedrange: true, tickfont: { size: 11, color: token("text-muted") } } } }));
+    layout: { margin: { l: 52, r: 24, t: 6, b: 30 }, ...LINE, xaxis: { range: [0, many], ticksuffix: " s", nticks: narrow() ? 5 : 8, anchor: "y2" },
+      yaxis: { nticks: 4, domain: [0.36, 0.9], range: [0, top] }, yaxis2: { nticks: 3, domain: [0, 0.22], range: [0, flying], gridcolor: token("chart-grid"), zeroline: false, fixedrange: true, tickfont: { size: 11, color: token("text-muted") } } } }));
 }
-export function serverChart(seconds) {
+export function serverChart(seconds, practice) {
   const element = document.getElementById("server-live");
   if (!element) return;
   const told = Boolean(seconds.running || seconds.waiting);
   if (element.hidden === told) element.hidden = !told;
   if (!told) return;
   const many = length(seconds.x), most = above("server", [...(seconds.running ?? []), ...(seconds.waiting ?? [])], 1), at = seconds.x.length - 1, end = seconds.x.at(-1) ?? 0;
-  const line = (y, name, color, dash) => ({ type: "scatter", mode: "lines", x: seconds.x, y: y ?? [], name, hovertemplate: `%{x} s<br>%{y} ${name}<extra></extra>`, line: { color: token(color), width: 1.5, shape: "hv", dash } });
+  const steps = (y, name, color, dash) => ({ type: "scatter", mode: "lines", x: seconds.x, y: y ?? [], name, hovertemplate: `%{x} s<br>%{y} ${name}<extra></extra>`, line: { color: token(color), width: 1.5, shape: "hv", dash } });
   const runs = seconds.running?.[at] ?? null, waits = seconds.waiting?.[at] ?? null, apart = runs !== null && waits !== null && Math.abs(runs - waits) < most * 0.14;
   inPlace("server-live", () => ({
-    data: [line(seconds.running, "running", "series-1"), line(seconds.waiting, "waiting", "series-2", "5px 3px"),
-      words([[end, runs, " running", apart && runs >= waits ? "top right" : "middle right", "series-1"], [end, waits, " waiting", apart && waits > runs ? "top right" : "middle right", "series-2"]])],
-    layout: { margin: { l: 52, r: 56, t: 24, b: 30 }, title: unitTitle("requests"), xaxis: { range: [0, many], ticksuffix: " s", nticks: 5 }, yaxis: { nticks: 4, range: [0, most] } } }));
+    data: [steps(seconds.running, "running", "series-1"), steps(seconds.waiting, "waiting", "series-2", "5px 3px"),
+      words([[end, runs, " running", apart && runs >= waits ? "top right" : "middle right", "series-1"], [end, waits, " waiting", apart && waits > runs ? "top right" : "middle right", "series-2"]]), line("requests", 0, many, practice)],
+    layout: { margin: { l: 52, r: 56, t: 4, b: 30 }, ...LINE, xaxis: { range: [0, many], ticksuffix: " s", nticks: 5 }, yaxis: { nticks: 4, domain: [0, 0.86], range: [0, most] } } }));
 }
 
 // ---- the newest second in words: as dashboard/sweep_words.py ----

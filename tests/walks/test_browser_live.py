@@ -223,6 +223,48 @@ def test_a_sweep_grows_on_the_page(console: BrowserConsole, browser: Browser, jo
         assert not said
 
 
+def test_a_second_of_a_sweep_changes_the_page_in_place(console: BrowserConsole, browser: Browser, job: tuple[str, Node],
+                                                       server: EmbeddedRedis) -> None:
+    number, _, _, job_id, seq = next(found for found in console.seed("full")["jobs"] if found[2] == "running")
+    node = Node(server, job_id, seq)
+
+    def second(n: int, **more: Any) -> None:
+        node.say(EventType.LEVEL_SECOND, load="closed", value=32.0, concurrency=32, second=n, output_tok_s=680.0 + n % 7, in_flight=32, finished=n,
+                 errors=0, ttft_p50_ms=700.0 + n, ttft_p90_ms=900.0, ttft_p99_ms=None, icl_p50_ms=46.0, icl_p90_ms=48.0, icl_p99_ms=60.0,
+                 e2e_p50_s=23.6, e2e_p90_s=24.0, e2e_p99_s=None, e2e_mean_s=23.7, throughput_so_far_tok_s=640.0 + n / 10, power_w=3400.0 + n,
+                 server={"running": 30.0 + n % 3, "waiting": 2.0, "kv_use": 0.1, "prefix_hit_rate": 0.0, "spec_acceptance": None},
+                 gpus=[{"index": 0, "power_w": 400.0 + n, "utilization": 90.0, "used_bytes": 2**36}], tokens_per_joule=0.19, **more)
+
+    words = "Object.fromEntries([...document.querySelectorAll('[data-sweep-live] [data-live]')].map(e => [e.dataset.live, e.textContent]))"
+    with visit(browser, console) as (page, said):
+        live(page, f"{console.address}/jobs/{number}/")
+        second(41)
+        wait(page, "document.getElementById('server-live')?.data?.[0].x.at(-1) === 41")
+        page.evaluate("""() => {
+          scrollTo(0, 400); window.changed = [];
+          window.kept = [...document.querySelectorAll('.chart svg *, [data-sweep-live] *')];
+          const seen = new MutationObserver((list) => { for (const m of list) for (const n of [...m.addedNodes, ...m.removedNodes])
+            if (n.nodeType === 1) window.changed.push(`${n.nodeName}.${n.getAttribute('class')}`); });
+          const parts = document.querySelectorAll('.chart, [data-sweep-live], [data-levels-table]');
+          for (const e of parts) seen.observe(e, { childList: true, subtree: true }); }""")
+        at = page.evaluate("scrollY")
+        for n in range(42, 48):
+            second(n)
+            wait(page, f"document.getElementById('live').data[0].x.at(-1) === {n} && "
+                       f"document.querySelector('[data-live=ttft_p50]').textContent === '{700 + n}'")
+        assert page.evaluate("document.getElementById('server-live').data[0].y.at(-1)") == 32.0
+        assert page.evaluate("window.changed") == []
+        assert page.evaluate("window.kept.length") == page.evaluate("window.kept.filter((e) => e.isConnected).length") > 300
+        assert page.evaluate("scrollY") == at > 0
+        told = page.evaluate(words)
+        assert {name: told[name] for name in ("in_flight", "running", "kv", "accepted", "power", "ttft_p99", "finished")} == {
+            "in_flight": "32", "running": "32", "kv": "10.0", "accepted": "not reported", "power": "3.45", "ttft_p99": "n/a", "finished": "47 of 160"}
+        page.reload()
+        wait(page, "document.getElementById('live')?.data?.[0].x.at(-1) === 47")
+        assert page.evaluate(words) == told  # the server says the same words
+        assert not said
+
+
 def test_errors_of_a_sweep_are_counted_each_second(console: BrowserConsole, browser: Browser, job: tuple[str, Node], server: EmbeddedRedis) -> None:
     number, _, _, job_id, seq = next(found for found in console.seed("full")["jobs"] if found[2] == "running")
     node = Node(server, job_id, seq)

@@ -52,6 +52,14 @@ def test_seconds_are_columns_and_errors_are_of_each_second() -> None:
     assert charts.level_seconds([{**SECOND, "second": n, "load": "open", "value": 2.5} for n in range(2000)])["x"] == list(range(1100, 2000))
 
 
+def test_what_no_level_says_of_its_server_has_no_column() -> None:
+    rows = [{"label": 1, "server": {"running_max": 1.0, "spec_acceptance": None}, "metrics": {"energy_j": 5000.0}},
+            {"label": 8, "server": {}, "metrics": {}}, {"label": 32, "server": {"running_max": 32.0}, "metrics": {}}]
+    assert sweep_words.beside_table(rows) == {"heads": [("Running", ""), ("Energy", "kJ")], "lines": [
+        {"label": 1, "texts": ["1", "5.00"]}, {"label": 32, "texts": ["32", "not reported"]}]}
+    assert sweep_words.beside_table(rows[1:2]) is None
+
+
 @pytest.mark.django_db
 def test_a_sweep_of_rates_is_shown_by_rate_while_it_runs(client: Client, admin_user: Any) -> None:
     story = Story()
