@@ -3,7 +3,7 @@
 One definition for each, kept in docs/guides/measure-a-server.md: a chunk is an event with text; TTFT = first chunk - t_send (reasoning
 included), TTFC = first content chunk - t_send, E2E = last chunk - t_send, ICL = gap between chunks of a request (all gaps pooled),
 TPOT = (last - first chunk) / (output tokens - tokens in the first chunk). The steady window runs from the moment all slots are in flight
-to the moment the first slot stays empty. Only requests that ended well enter; unknown is None.
+to the moment the first slot stays empty; of a rate, from one latency after the first arrival to the last one (`steady_window`). Only requests that ended well enter; unknown is None.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ def _measure(add: Add) -> None:
     bench.add_argument("--against-model", metavar="NAME", help="its model (default: --model, or its only one)")
     bench.add_argument("--level-seconds", type=float, metavar="S", help="time limit of a level")
     bench.add_argument("--timeout", type=float, metavar="S", help="time limit of one request")
-    bench.add_argument("--seed", type=int, metavar="N", help="seed of the prompts (default: 1)")
+    bench.add_argument("--seed", type=int, metavar="N", help="seed of the prompts and arrivals (default: drawn, and stored)")
     bench.add_argument("--gpus", type=int, metavar="N", help="how many GPUs the server holds, for numbers per GPU")
     bench.add_argument("--save", metavar="FOLDER", help="store every request and the result below this folder")
     compare = add("compare", "comparing:compare", "runs against the first of them: ratios with intervals, verdicts from three runs a side; exit 1 if "

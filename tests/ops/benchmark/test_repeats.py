@@ -14,7 +14,7 @@ from tests.fakes.scripted_server import good_stream, response, scripted
 
 def settings(url: str, **overrides: Any) -> presets.SweepSettings:
     return presets.settings("custom", base_url=url, model="m", **{"concurrencies": [1, 2], "requests": 2, "max_tokens": 2, "warmup_per_slot": 0.0,
-                                                                 "burst": True, **overrides})
+                                                                 "burst": True, "seed": 1, **overrides})
 
 
 def nothing(type: str, data: dict[str, Any]) -> None:

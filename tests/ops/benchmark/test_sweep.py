@@ -34,7 +34,7 @@ Events = list[tuple[str, dict[str, Any]]]
 def measure(url: str, *, model: str = "paced", events: Events | None = None, folder: Path | None = None, cancel: Any = lambda: False,
             gpus: Any = None, **overrides: Any) -> SweepResult:
     kept = [] if events is None else events
-    given = {"concurrencies": [4], "requests": 8, "max_tokens": 20, "warmup_per_slot": 0.5, "burst": True, **overrides}
+    given = {"concurrencies": [4], "requests": 8, "max_tokens": 20, "warmup_per_slot": 0.5, "burst": True, "seed": 1, **overrides}
     settings = presets.settings("custom", base_url=url, model=model, **given)
     return sweep.run(settings, emit=lambda type, data: kept.append((str(type), data)), cancel=cancel, runs_folder=folder, gpus=gpus)
 
@@ -288,20 +288,20 @@ def test_a_practice_server_behind_a_real_record_is_refused() -> None:
 def test_an_open_loop_sends_at_its_rate_whatever_is_in_flight(rig: Path, tmp_path: Path) -> None:
     events: Events = []
     with paced(rig, rate=50, ttft_ms=100) as url:
-        result = measure(url, events=events, folder=tmp_path, load="open", rates=[40.0], concurrencies=[], requests=80, max_tokens=20)
+        result = measure(url, events=events, folder=tmp_path, load="open", rates=[50.0], concurrencies=[], requests=60, max_tokens=15)
     level = result.levels[0]
-    assert (level["load"], level["value"], level["concurrency"], level["finished"], level["errors"]) == ("open", 40.0, None, 80, 0)
-    _, records = read_level(tmp_path / result.run_id / "r40.npz")
-    assert [record.t_sched for record in records] == load.arrivals(1, 40.0, 80)  # Poisson from the seed, not rescaled
+    assert (level["load"], level["value"], level["concurrency"], level["finished"], level["errors"]) == ("open", 50.0, None, 60, 0)
+    _, records = read_level(tmp_path / result.run_id / "r50.npz")
+    assert [record.t_sched for record in records] == load.arrivals(1, 50.0, 60)  # Poisson from the seed, not rescaled
     assert all(record.t_send >= record.t_sched for record in records) and level["queue_p50_ms"] < 5
     assert level["steady_s"] is not None and level["connects_in_level"] < 20
-    assert events[0][1]["rates"] == [40.0] and events[0][1]["concurrencies"] == []
+    assert events[0][1]["rates"] == [50.0] and events[0][1]["concurrencies"] == []
 
 
 def test_an_open_loop_at_its_cap_waits_and_its_wait_is_the_queue_delay(rig: Path) -> None:
     with paced(rig, rate=100, ttft_ms=100) as url:
-        level = measure(url, load="open", rates=[50.0], concurrencies=[], requests=30, max_tokens=10, max_in_flight=2).levels[0]
-    assert level["finished"] == 30 and level["queue_max_ms"] > 1000 and level["connects_in_level"] == 0
+        level = measure(url, load="open", rates=[50.0], concurrencies=[], requests=16, max_tokens=10, max_in_flight=2).levels[0]
+    assert level["finished"] == 16 and level["queue_max_ms"] > 500 and level["connects_in_level"] == 0
 
 
 KEY = {"load", "value", "concurrency", "endpoint_kind", "output_mode", "max_tokens", "prompt_words", "prompt_tokens_asked", "reasoning", "streaming",
