@@ -3,7 +3,8 @@
 One definition for each, kept in docs/guides/measure-a-server.md: a chunk is an event with text; TTFT = first chunk - t_send (reasoning
 included), TTFC = first content chunk - t_send, E2E = last chunk - t_send, ICL = gap between chunks of a request (all gaps pooled),
 TPOT = (last - first chunk) / (output tokens - tokens in the first chunk). The steady window runs from the moment all slots are in flight
-to the moment the first slot stays empty; of a rate, from one latency after the first arrival to the last one (`steady_window`). Only requests that ended well enter; unknown is None.
+to the moment the first slot stays empty; of a rate, from one latency after the first arrival to the last one (`steady_window`).
+Only requests that ended well enter; unknown is None.
 """
 
 from __future__ import annotations
@@ -262,11 +263,12 @@ def tpot(record: RequestRecord) -> float | None:
 
 
 def level_metrics(records: Sequence[RequestRecord], *, load: str = "closed", value: float, requests: int, client: ClientCost | None = None,
-                  gpu_count: int | None = None, fixed_tokens: int | None = None, power_mean_w: float | None = None,
+                  gpu_count: int | None = None, fixed_tokens: int | None = None, most_tokens: int | None = None, power_mean_w: float | None = None,
                   base_tok_s: float | None = None, slos: Mapping[str, float] | None = None) -> LevelMetrics:
     """The level's numbers.
 
-    `requests`: how many were planned. `fixed_tokens`: the output length that was demanded, else None. `base_tok_s`: throughput of the
+    `requests`: how many were planned. `fixed_tokens`: the output length that was demanded, else None; `most_tokens`: the most
+    that was asked for. `base_tok_s`: throughput of the
     level with concurrency 1, for the scaling. `slos`: limits of goodput (`ttft_ms`, `tpot_ms`, `e2e_s`).
     """
     client = client or ClientCost()
@@ -317,7 +319,7 @@ def level_metrics(records: Sequence[RequestRecord], *, load: str = "closed", val
         goodput_s=fast / goodput_window_s if slos and goodput_window_s and good else None, goodput_left_out=left_out,
         offered_s=offered,
     )
-    made.marks.extend([*_marks(made, good, fixed_tokens), *(["overloaded"] if behind else [])])
+    made.marks.extend([*_marks(made, good, fixed_tokens, most_tokens), *(["overloaded"] if behind else [])])
     if base_tok_s and made.output_tok_s is not None:
         return replace(made, scaling_x=made.output_tok_s / base_tok_s)
     return made
@@ -392,7 +394,7 @@ def requests_for_full(value: float, load: str = "closed") -> int:
     return math.ceil(value) * (10 if value <= 16 else 5)
 
 
-def _marks(made: LevelMetrics, good: Sequence[RequestRecord], fixed_tokens: int | None) -> list[str]:
+def _marks(made: LevelMetrics, good: Sequence[RequestRecord], fixed: int | None, most: int | None) -> list[str]:
     marks = []
     if made.sent < requests_for_full(made.value, made.load) or made.steady_s is None or made.steady_s < SHORT_WINDOW_S:
         marks.append("short")
@@ -402,7 +404,9 @@ def _marks(made: LevelMetrics, good: Sequence[RequestRecord], fixed_tokens: int 
         marks.append("counted by chunks")
     if good and made.length_before_content > REASONING_ONLY_LIMIT * len(good):
         marks.append("reasoning only")
-    if fixed_tokens is not None and sum(1 for r in good if r.output_tokens not in (None, fixed_tokens)) > ERROR_RATE_LIMIT * len(good):
+    disobeyed = sum(1 for r in good if r.output_tokens is not None
+                    and ((fixed is not None and r.output_tokens != fixed) or (most is not None and r.output_tokens > most)))
+    if disobeyed > ERROR_RATE_LIMIT * len(good):
         marks.append("length not obeyed")
     if made.unfinished:
         marks.append("cut")

@@ -185,7 +185,7 @@ class _Sweep:
         beside = self.beside.summary(*(window or (outcome.t0, outcome.ended)))
         metrics = level_metrics(
             outcome.records, load=plan.load, value=plan.value, requests=plan.requests, client=outcome.client, gpu_count=settings.gpu_count,
-            fixed_tokens=settings.max_tokens if settings.output_mode == "fixed" else None,
+            fixed_tokens=settings.max_tokens if settings.output_mode == "fixed" else None, most_tokens=settings.max_tokens,
             power_mean_w=beside.get("power_mean_w"), base_tok_s=self.base_tok_s, slos=settings.slos)
         if plan.concurrency == 1 and metrics.output_tok_s:
             self.base_tok_s = metrics.output_tok_s
@@ -276,7 +276,8 @@ class _Sweep:
             say(f"{at}: {100 * share:.0f} % of the requests ended by length before any content, so these are numbers of reasoning only"
                 + (f": ask for more output tokens, such as {more:,}" if more else ""))
         if "length not obeyed" in metrics.marks and metrics.output_tokens is not None and metrics.finished:
-            say(f"{at}: {self.settings.max_tokens} output tokens were demanded and {metrics.output_tokens / metrics.finished:.0f} came at the mean: "
+            asked = "demanded" if self.settings.output_mode == "fixed" else "the most that was asked for"
+            say(f"{at}: {self.settings.max_tokens} output tokens were {asked} and {metrics.output_tokens / metrics.finished:.0f} came at the mean: "
                 "the server does not obey max_tokens or ignore_eos")
         if metrics.counted_by == "chunks" and metrics.finished:
             say(f"{at}: the server sends no usage, so chunks were counted instead of tokens: such a level is not comparable with a counted one")

@@ -144,6 +144,8 @@ def test_a_level_cut_off_while_reasoning_is_marked() -> None:
 def test_a_server_that_ignores_the_length_is_marked() -> None:
     assert "length not obeyed" in level_metrics(LEVEL, value=2, requests=4, fixed_tokens=5).marks
     assert "length not obeyed" not in level_metrics(LEVEL, value=2, requests=4, fixed_tokens=4).marks
+    assert "length not obeyed" in level_metrics(LEVEL, value=2, requests=4, most_tokens=3).marks
+    assert "length not obeyed" not in level_metrics(LEVEL, value=2, requests=4, most_tokens=10).marks
 
 
 def test_chunks_that_come_in_one_read_are_marked_as_bunched() -> None:
