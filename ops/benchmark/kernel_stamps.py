@@ -1,7 +1,7 @@
 """When the kernel had received a segment: the option SO_TIMESTAMPNS of plain TCP sockets on Linux, on the clock of `perf_counter_ns`.
 
 The kernel stamps with CLOCK_REALTIME, we measure with CLOCK_MONOTONIC. Slewing (NTP) moves both alike; their distance changes only when
-somebody sets the wall clock. So the distance is measured once and again now and then, and at once when a stamp cannot be right.
+somebody sets the wall clock. So the distance is measured once, and again when a stamp cannot be right or is strangely old.
 TLS has no such stamps: a record is not a segment, and its reader is not us.
 """
 
@@ -17,9 +17,9 @@ _OPTIONS = (64, 35) if sys.maxsize > 2**32 else (64,)
 TIMESPEC = struct.Struct("qq")
 ANCILLARY = socket.CMSG_SPACE(TIMESPEC.size)
 
-LONGEST_NS = 5_000_000  # a segment that waited longer for us is looked at twice: has the wall clock been set?
+LONGEST_NS = 1_000_000  # a segment that seems to have waited longer for us is looked at twice: has the wall clock been set?
 STEP_NS = 1_000_000  # the clocks' distance is known to microseconds; more than this is a step
-LOOK_NS = 1_000_000_000
+LOOK_NS = 10_000_000
 
 
 def ask_for_stamps(to: socket.socket) -> bool:
@@ -45,16 +45,11 @@ class KernelClock:
         self.steps = 0
         self._looked_at = perf_counter_ns()
 
-    def looked_at_again(self, now: int) -> None:
-        """Measures the distance anew, at most once a second: for whoever comes by now and then."""
-        if now - self._looked_at > LOOK_NS:
-            self._look()
-
     def corrected(self, kernel_ns: int, now: int) -> int:
-        """The stamp for a kernel time that, with the distance known so far, lies after `now` or long before it."""
-        self._look()
-        stamp = kernel_ns - self.offset
-        return now if stamp > now else stamp
+        """The stamp for a kernel time that, with the distance known so far, lies after `now` or LONGEST_NS before it."""
+        if kernel_ns - self.offset > now or now - self._looked_at > LOOK_NS:
+            self._look()
+        return min(kernel_ns - self.offset, now)
 
     def _look(self) -> None:
         distance = self._distance()

