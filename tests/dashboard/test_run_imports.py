@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.exceptions import PermissionDenied
+from django.test import Client
+from django.urls import reverse
 
 from dashboard import run_documents, run_imports
 from dashboard.models import AuditEntry, BenchmarkRun, ImportedFile
@@ -103,3 +105,23 @@ def test_a_document_has_every_field_whatever_a_row_lacks(admin: User) -> None:
     assert set(blank("closed", 1)) <= set(told["levels"][0]) and told["levels"][0]["output_tok_s"] == 60.0
     assert told["levels"][0]["ttfc_p50_ms"] is None and told["schema"].startswith("roundhouse.sweep/")
     assert run_documents.document(run, detail=False)["levels"][-1]["detail"] == {}
+
+
+EVERY = ("vllm_bench_sweep.summary.json", "guidellm_report.json", "aiperf/profile_export_aiperf.json", "sglang_bench_serving.jsonl",
+         "inferencex_agg.json", "inference_perf/stage_0_lifecycle_metrics.json", VLLM)
+
+
+def test_every_tools_run_can_be_looked_at_compared_and_given_out(admin: User) -> None:
+    client = Client()
+    client.force_login(admin)
+    runs = [run_imports.store(name, sample(name), admin)[0] for name in EVERY]
+    for run in runs:
+        page = client.get(reverse("benchmark_run", args=[run.pk]))
+        assert page.status_code == 200 and run.tool in page.content.decode(), run.tool
+        for form in ("csv", "json", "md", "vllm"):
+            assert client.get(reverse("run_export", args=[run.pk, form]), {"level": "closed:4"}).status_code == 200, (run.tool, form)
+        assert client.get(reverse("run_original", args=[run.pk])).status_code == 200
+    assert client.get(reverse("benchmarks")).status_code == 200
+    sides = "&".join(f"side={run.pk}" for run in runs)
+    page = client.get(f"{reverse('compare')}?{sides}")
+    assert page.status_code == 200 and "vllm bench serve" in page.content.decode()

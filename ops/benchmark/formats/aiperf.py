@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from ops.benchmark.formats.levels import Point, Request, blank, detail_of, documents, finish, put, report, spread_of
-from ops.benchmark.formats.source import Content, Fields, Notes, clean, content_of, nanoseconds, number, whole
+from ops.benchmark.formats.source import Content, Fields, Notes, clean, content_of, nanoseconds, number, server_address, whole
 from ops.jobs.errors import BadInput
 
 TOOL = "aiperf"
@@ -132,12 +132,41 @@ def _point(value: dict[str, Any], notes: Notes, requests: list[Request] | None) 
     level["endpoint_kind"] = {"chat": "chat", "completions": "completions"}.get(kind, kind) or None
     level["streaming"] = endpoint.raw.get("streaming") if isinstance(endpoint.raw.get("streaming"), bool) else None
     finish(level)
-    models = endpoint.raw.get("model_names") or told.raw.get("model") or asked.raw.get("models")
-    model = clean(models[0] if isinstance(models, list) and models else models, 300)
-    settings = {"endpoint_kind": level["endpoint_kind"]}
+    if endpoint.raw.get("use_server_token_count") is True:
+        level["counted_by"] = "usage"
+    level["slos"] = _slos(asked.inner("slos")) or None
+    settings = {"endpoint_kind": level["endpoint_kind"], "slos": level["slos"]}
+    address = _first(endpoint.raw.get("urls") or endpoint.raw.get("url"))
     started = _time(told, "start_time")
-    return Point(level, model=model, kind={"endpoint": level["endpoint_kind"], "streaming": level["streaming"]}, settings=settings,
+    return Point(level, model=_model(asked, told), base_url=server_address(address), settings=settings,
+                 kind={"endpoint": level["endpoint_kind"], "streaming": level["streaming"]},
                  started_at=started, finished_at=_time(told, "end_time"), state="cancelled" if value.get("was_cancelled") is True else "done")
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and value else value
+
+
+def _model(asked: Fields, told: Fields) -> str:
+    """Its name: of the list of models, the endpoint's settings, or beside all others, as versions have it."""
+    models = asked.raw.get("models")
+    items = models.get("items") if isinstance(models, dict) else models
+    first = _first(items)
+    names = (first.get("name") if isinstance(first, dict) else first, _first(asked.inner("endpoint").raw.get("model_names")), told.raw.get("model"))
+    return next((name for one in names if (name := clean(one, 300))), "")
+
+
+def _slos(told: Fields) -> dict[str, float]:
+    """In our names; the tool's are in ms. Others than these three are not ours: then goodput is of more than can be shown."""
+    names = {"time_to_first_token": ("ttft_ms", 1.0), "inter_token_latency": ("tpot_ms", 1.0), "request_latency": ("e2e_s", 0.001)}
+    found = {}
+    for name, value in told.raw.items():
+        limit = number(value)
+        if name in names and limit is not None and limit > 0:
+            found[names[name][0]] = limit * names[name][1]
+        else:
+            told.notes.add(f"Goodput also counts the limit `{clean(name, 60)}`, which has no name here")
+    return found
 
 
 def _load(asked: Fields, told: Fields) -> tuple[str, float]:

@@ -59,6 +59,8 @@ def _runs(told: Mapping[str, tuple[Content, str]], files: Mapping[str, bytes]) -
         if kind in _TOGETHER:
             together.setdefault(_TOGETHER[kind], []).append(name)
         elif kind == "aiperf":
+            if "phases/" in name and any(its == "aiperf" and "phases/" not in other for other, (_, its) in told.items()):
+                continue  # a phase's own copy of what stands in the file of the whole run
             folder = name.rpartition("/")[0]
             made += aiperf.read(known, files[name], {other: files[other] for other, (_, its) in told.items()
                                                      if its == "aiperf lines" and other.rpartition("/")[0] == folder})

@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from ops.benchmark.formats.levels import Point, Request, blank, detail_of, documents, finish, put, report
-from ops.benchmark.formats.source import Content, Fields, Notes, clean, number, whole
+from ops.benchmark.formats.source import Content, Fields, Notes, clean, number, server_address, whole
 from ops.jobs.errors import BadInput
 
 TOOL = "guidellm"
@@ -92,7 +91,7 @@ def _point(told: Fields, asked: Fields, rate: Any) -> Point:
     labels = asked.inner("labels") if "labels" in asked else asked.inner("metadata").inner("labels")
     label = ", ".join(f"{clean(name, 30)}={clean(value, 40)}" for name, value in list(labels.raw.items())[:6] if isinstance(value, str))[:120]
     return Point(level, model=model, kind={"data": data}, settings=settings, label=label, started_at=started, finished_at=ended,
-                 base_url=_address(backend.get("target") or asked.raw.get("target")))
+                 base_url=server_address(backend.get("target") or asked.raw.get("target")))
 
 
 def _load(told: Fields, config: Fields, asked: Fields, rate: Any) -> tuple[str, float]:
@@ -257,12 +256,3 @@ def _body(told: Fields) -> dict[str, Any]:
     if (temperature := number(body.get("temperature"))) is not None and temperature >= 0:
         made["temperature"] = temperature
     return made
-
-
-def _address(value: Any) -> str:
-    """The server's address without a user, a password, a path or a query, any of which may hold a key."""
-    try:
-        parts = urlsplit(value) if isinstance(value, str) else None
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"[:300] if parts and parts.scheme in ("http", "https") else ""
-    except ValueError:
-        return ""

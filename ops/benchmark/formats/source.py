@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from ops.jobs.errors import BadInput
 
@@ -155,6 +156,15 @@ def whole(value: Any) -> int | None:
 def nanoseconds(value: Any) -> float | None:
     """Seconds since the epoch, of a whole number of nanoseconds; None for anything else. Exact to a quarter of a microsecond."""
     return value / 1e9 if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 10**19 else None
+
+
+def server_address(value: Any) -> str:
+    """A server's address without a user, a password, a path or a query, any of which may hold a key; "" for what is none."""
+    try:
+        parts = urlsplit(value) if isinstance(value, str) else None
+        return clean(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", 300) if parts and parts.scheme in ("http", "https") else ""
+    except ValueError:
+        return ""
 
 
 class Fields:

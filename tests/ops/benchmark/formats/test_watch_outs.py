@@ -265,6 +265,24 @@ def test_aiperf_averages_rates_and_a_cancelled_run() -> None:
         samples.read(told | {"input_config": {}})
 
 
+def test_aiperf_a_file_that_the_tool_really_wrote() -> None:
+    """aiperf 0.13.0 against a streaming server at 4 in flight that fails every tenth request."""
+    [document] = samples.read(samples.raw("aiperf/profile_export_aiperf.0.13.0.real.json"))
+    level = document["levels"][0]
+    assert (document["model"], document["base_url"], document["tool_version"]) == ("paced", "http://127.0.0.1:8000", "0.13.0")
+    assert (level["value"], level["finished"], level["errors"], level["requests"], level["output_tokens"], level["reasoning_tokens"]) == (
+        4, 36, 4, 40, 864, 288)
+    assert level["errors_by_kind"] == {"503 Service Unavailable": 4} and "paced failure" in level["first_error"]
+    assert (level["slos"], level["counted_by"], level["streaming"]) == ({"ttft_ms": 300.0, "tpot_ms": 50.0}, "usage", True)
+    assert level["goodput_s"] == pytest.approx(4.02, abs=0.01) and level["icl_n"] == 828 and level["icl_p99_ms"] == pytest.approx(160.668, abs=0.01)
+    assert document["warnings"] == ["The file's times name no zone: read as UTC"]
+
+
+def test_aiperf_a_phases_own_copy_is_no_second_run() -> None:
+    files = {f"out/{place}profile_export_aiperf.json": samples.raw(AIPERF) for place in ("", "phases/profiling/")}
+    assert len(detect.read("out/profile_export_aiperf.json", samples.raw(AIPERF), beside=files)) == 1
+
+
 # ---- inference-perf ----
 
 
