@@ -531,16 +531,13 @@ def in_common(sides: Sequence[Chosen], load: str) -> list[str]:
 
 
 def verdicts_of(told: Mapping[str, Any]) -> Verdicts:
-    """The verdicts of a comparison by side, level and metric. Errors beat every other verdict, and a `better` or `worse` that Holm's correction over
-    all levels and metrics does not leave standing is not decided."""
+    """The verdicts of a comparison by side, level and metric. A `better` or `worse` that Holm's correction over all levels and metrics does not leave
+    standing is not decided."""
     found: Verdicts = {}
     for level in told.get("levels") or []:
         for n, metrics in enumerate(level["verdicts"]):
-            errors = level["errors"][n] or {}
             for metric, one in (metrics or {}).items():
-                if errors.get("word") in ("better", "worse"):
-                    one = one | {"word": errors["word"], "note": f"errors: {errors['note']}"}
-                elif one.get("holds") is False:
+                if one.get("holds") is False:
                     one = one | {"word": "not decided", "note": f"{one['word']} by itself, not after Holm's correction for all levels and metrics"}
                 found[n, level["load"], level["value"], metric] = one
     return found
