@@ -64,7 +64,7 @@ def write(path: Path, records: Sequence[RequestRecord], *, t0: int, head: dict[s
             known = ["", *sorted({word for record in records if (word := getattr(record, name) or "")})][:256]
             places = {word: place for place, word in enumerate(known)}
             _member(file, name, "|u1", len(records), [array("B", (places.get(getattr(record, name) or "", 0) for record in records))])
-            words[f"{name}s"] = known
+            words[f"{name}s"] = [word[:200] for word in known]  # a server's words
         chunks = [len(record.times) for record in records]
         _member(file, "chunk_offsets", "<i8", len(records) + 1, [array("q", accumulate(chunks, initial=0))])
         longest = max((gap for record in records for gap in _gaps(record)), default=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import ssl
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -147,5 +146,5 @@ def _version(http: httpx.Client, base: str) -> str | None:
 def _json(answer: httpx.Response) -> Any:
     try:
         return answer.json()
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested without end
         return None

@@ -525,13 +525,17 @@ async def warm_up(client: ChatClient, settings: SweepSettings, plan: LevelPlan, 
         wait = max((record.retry_after_s for record in failed if record.retry_after_s is not None), default=None)
         if good or not failed or wait is None or wait > patience or cancel():
             break
-        patience -= max(wait, 1.0)
+        pause = max(wait, 0.5)
+        patience -= pause
         first -= count
-        until = perf_counter_ns() + int(wait * S)
+        until = perf_counter_ns() + int(pause * S)
         while perf_counter_ns() < until and not cancel():
             await asyncio.sleep(min(POLL_S, max(0.0, (until - perf_counter_ns()) / S)))
     if failed and not good:
         raise every_request_failed(settings, failed, f"in the warm-up of {plan.name}")
+    if outcome.stopped == "time" and not good:  # the level would only wait as long for the same
+        raise OpsError(f"No request of the warm-up of {plan.name} ended within {settings.level_seconds + settings.drain_seconds:g} s",
+                       kind="nothing_measured", hint="Is the server stuck? Else ask for fewer tokens or more time: --max-tokens, --level-seconds")
     return WarmUp(sum(r.times[-1] - r.t_send for r in good) / len(good) if good else None, len(outcome.records), outcome.records)
 
 

@@ -222,6 +222,8 @@ def tokens_between(record: RequestRecord, start: int, end: int) -> float:
     if record.chunk_tokens:
         return float(sum(count for at, count in zip(times, record.chunk_tokens, strict=True) if start <= at <= end))
     total, chunks = tokens_of(record), len(times)
+    if total <= 0:  # a server that says so, in spite of its chunks
+        return 0.0
     if chunks == 1:
         return float(total) if start <= times[0] <= end else 0.0
     first = 1.0 if start <= times[0] <= end else 0.0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +24,7 @@ MAX_MINUTES = 240.0
 MAX_PROMPT_WORDS = 100_000
 MIN_PROMPT_TOKENS, MAX_PROMPT_TOKENS = 32, 200_000
 MAX_REPEATS = 20
+SEEDS = 2**31
 TOKENS_PER_WORD = 1.35  # of synthetic prompts, about: for sizes told before the start
 SLOS = ("ttft_ms", "tpot_ms", "e2e_s")
 
@@ -139,8 +142,10 @@ class SweepSettings(Record):
             raise BadInput(f"Unknown output mode `{self.output_mode}`", hint="Use fixed or natural")
         if self.order not in ("ascending", "given", "shuffled"):
             raise BadInput(f"Unknown order `{self.order}`", hint="Use ascending, given or shuffled")
-        if not isinstance(self.extra_body, dict):
-            raise BadInput("extra_body must be an object")
+        try:
+            json.dumps(self.extra_body, allow_nan=False, ensure_ascii=False).encode()
+        except (ValueError, TypeError, RecursionError) as error:
+            raise BadInput("extra_body cannot be sent as JSON", why=str(error)) from error
         if reserved := set(self.extra_body) & {"model", "messages", "prompt", "stream", "stream_options", "max_tokens", "min_tokens", "n"}:
             raise BadInput(f"`{min(reserved)}` cannot be set through extra_body")
         if self.most_minutes() > MAX_MINUTES:
@@ -303,7 +308,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def settings(preset: str, *, base_url: str, model: str, **overrides: Any) -> SweepSettings:
-    """The settings of a preset, with overrides (`concurrencies`, `max_tokens`, `requests`, ...) in their place.
+    """The settings of a preset, with overrides (`concurrencies`, `max_tokens`, `requests`, ...) in their place. Without a `seed` one is drawn.
 
     `requests` may be one number for every level. Raises BadInput for an unknown preset or setting, or one beyond the limits.
     """
@@ -332,5 +337,7 @@ def settings(preset: str, *, base_url: str, model: str, **overrides: Any) -> Swe
         requests = [requests] * len(asked)
     elif isinstance(requests, list) and len(requests) == 1:
         requests = requests * len(asked)
+    # another seed each time: a sweep with the prompts of the one before would be answered out of the prefix cache
+    values.setdefault("seed", secrets.randbelow(SEEDS))
     values.update(preset=preset, base_url=normalise(base_url), model=model, requests=list(requests))
     return SweepSettings.from_dict(values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +69,7 @@ def _tokenize(http: httpx.Client, settings: SweepSettings, prompt: Messages) -> 
     try:
         answer = http.post(f"{settings.base_url}/tokenize", json=body)
         document = answer.json() if answer.status_code == 200 else None
-    except (httpx.HTTPError, json.JSONDecodeError, UnicodeDecodeError):
+    except (httpx.HTTPError, ValueError, RecursionError):  # no answer, or no JSON
         return None
     count = document.get("count") if isinstance(document, dict) else None
     return count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else None

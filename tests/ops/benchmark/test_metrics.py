@@ -220,6 +220,11 @@ def test_latency_from_the_schedule_holds_the_queue_delay() -> None:
     assert (made["e2e_from_schedule_p50_s"], made["e2e_p50_s"]) == (0.093, 0.09)
 
 
+def test_a_server_that_counts_no_token_in_spite_of_its_chunks_makes_no_negative_throughput() -> None:
+    made = level_metrics([request(0, 0, [100, 200, 300], tokens=0)], value=1, requests=1).as_dict()
+    assert (made["output_tokens"], made["whole_output_tok_s"], made["tpot_p50_ms"], made["steady_output_tok_s"]) == (0, 0.0, None, None)
+
+
 def test_more_gaps_than_are_kept_one_by_one_give_the_same_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [request(0, 0, [i * 10 + (i % 7) for i in range(1, 300)])]
     exact = level_metrics(records, value=1, requests=1)

@@ -76,6 +76,7 @@ def test_shuffled_levels_keep_their_order_over_repeats() -> None:
     ({"extra_body": {"stream": False}}, "extra_body"), ({"rates": [0.0]}, "Rates are numbers"), ({"rates": [1.0, 1.0]}, "only once"),
     ({"rates": [1.0], "concurrencies": [2]}, "not concurrencies"), ({"slos": {"itl_ms": 1}}, "no SLO `itl_ms`"), ({"slos": {"ttft_ms": -1}}, "SLO"),
     ({"repeats": 0}, "repeats"), ({"reasoning": "on", "endpoint_kind": "completions"}, "chat template"), ({"prompt_source": "file"}, "path"),
+    ({"extra_body": {"x": float("nan")}}, "sent as JSON"), ({"extra_body": {"x": "\ud800"}}, "sent as JSON"),
     ({"prompt_tokens": 5}, "prompt_tokens"), ({"endpoint_kind": "embeddings"}, "Unknown endpoint"), ({"load": "bursty"}, "Unknown load"),
     ({"speed": 3}, "no field `speed`"), ({"request_timeout_s": "1"}, "request_timeout_s"),
 ])

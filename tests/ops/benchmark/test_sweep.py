@@ -432,3 +432,9 @@ def test_reasoning_is_switched_in_the_chat_template() -> None:
     with scripted(lambda n, body: good_stream(2)) as server:
         measure(server.url, model="m", max_tokens=2, reasoning="off")
         assert server.requests[-1][1]["chat_template_kwargs"] == {"enable_thinking": False, "thinking": False}
+
+
+def test_a_server_that_never_answers_ends_at_the_warm_up() -> None:
+    with scripted(lambda n, body: [30.0]) as server, pytest.raises(OpsError) as told:
+        measure(server.url, model="m", level_seconds=0.3, drain_seconds=0.2, concurrencies=[1], requests=1, warmup_per_slot=1.0)
+    assert told.value.kind == "nothing_measured" and "ended within 0.5 s" in told.value.what
