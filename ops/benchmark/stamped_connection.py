@@ -106,6 +106,7 @@ class StampedConnection(asyncio.Protocol):
 
     def fail(self, kind: str, text: str) -> None:
         """Ends the request in flight with this failure, and the connection with it."""
+        self.closed = True  # before anybody is told: the next request must not go out on it
         self._end(failure=(kind, text))
         self.close()
 
@@ -344,6 +345,7 @@ class PlainConnection(StampedConnection):
         self.closed = True
         self.on_lost = None
         self._shut()
+        self._end(failure=(ErrorKind.CUT, "The connection was closed by us"))  # of a request in flight, if there is one
 
 
 def chunk_size(line: bytes) -> int:

@@ -167,6 +167,24 @@ def test_a_lost_connection_is_told_once_and_its_descriptor_given_back() -> None:
     assert raw.failure is not None and raw.failure[0] == "cut" and closed and descriptor == -1
 
 
+@pytest.mark.parametrize("how", ["fail", "close"])
+def test_whoever_ends_a_request_in_flight_has_it_told_once_on_a_connection_that_is_closed(how: str) -> None:
+    async def work(loop: SocketLoop) -> list[tuple[str, bool]]:
+        told: list[tuple[str, bool]] = []
+        with pair() as (ours, _):
+            connection = PlainConnection(ours, loop.direct)
+            connection.send(b"x", lambda raw: told.append((raw.failure[0] if raw.failure else "", connection.closed)))
+            if how == "fail":
+                connection.fail("timeout", "too long")
+            else:
+                connection.close()
+            connection.close()
+            await asyncio.sleep(0)
+        return told
+
+    assert run(work) == [("timeout" if how == "fail" else "cut", True)]
+
+
 def test_an_idle_connection_that_the_server_closes_is_told() -> None:
     async def work(loop: SocketLoop) -> bool:
         with pair() as (ours, theirs):
