@@ -413,7 +413,14 @@ def described(side: Chosen, sides: Sequence[Chosen], points: Sequence[Mapping[st
         "summary": summary(n, verdicts, load, blocked) if n else None, "baseline": n == 0,
         "without": address(others, **choice.kept()) if len(sides) > 2 else "", "as_baseline": address([side, *others], **choice.kept()) if n else "",
         "decide": None if blocked else more_runs(side, verdicts), "running": any(one.state == "running" for one in side.runs),
+        "vllm": _as_vllm(side, load, points[-1]["v"]) if points else None,
     }
+
+
+def _as_vllm(side: Chosen, load: str, value: float) -> dict[str, str]:
+    """The highest level of a side's first run that has it, in the schema of `vllm bench serve`."""
+    run = next(run for run, told in zip(side.runs, side.documents, strict=True) if (load, value) in map(readings.place, readings.levels(told)))
+    return {"url": f"{reverse('run_export', args=[run.pk, 'vllm'])}?level={load}:{value:g}", "at": level_name(load, value)}
 
 
 def more_runs(side: Chosen, verdicts: Verdicts) -> dict[str, Any] | None:

@@ -252,6 +252,13 @@ def test_csv_json_and_markdown_say_what_the_page_says(visitor: Client, two: Any)
     assert "worse" in export("md")
 
 
+def test_each_side_is_given_out_in_the_schema_of_vllm_bench(visitor: Client, two: Any) -> None:
+    links = re.findall(r'href="(/benchmarks/[^"]*/export/vllm/[^"]*)"', visitor.get(sides(*two)).content.decode())
+    told = [visitor.get(link.replace("&amp;", "&")).json() for link in links]
+    assert [one["output_throughput"] for one in told] == pytest.approx([0.93 * 1239, 0.93 * 0.9 * 1239])  # of the whole run, as that tool counts
+    assert told[0]["max_concurrency"] == 128
+
+
 def test_a_file_of_another_kind_is_not_there(visitor: Client, two: Any) -> None:
     assert visitor.get(sides(*two).replace("compare/?", "compare/export/exe/?")).status_code == 404
 
