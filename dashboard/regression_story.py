@@ -8,7 +8,7 @@ from uuid import UUID
 
 from django.urls import reverse
 
-from dashboard import baselines, noise_floors
+from dashboard import baselines, dispatch, noise_floors
 from dashboard.models import BenchmarkRun, Job, NoiseFloor
 from dashboard.templatetags.roundhouse import short_release
 from ops.benchmark.comparing import readings
@@ -25,8 +25,8 @@ MARKS = {"better": ("up", "better"), "worse": ("fall", "worse"), "same": ("same"
 def panel(job: Job, run: BenchmarkRun | None) -> dict[str, Any] | None:
     """What the job's sweep was found to be against the baseline; None where it was held against none.
 
-    `rows`: a level each, with a cell for each of SHOWN. `have`, `base_have`: runs a side; `more`: how many more this side needs; `why_not`: why they
-    cannot be measured now, or "". `verdicts`: the words of the headline, once both sides have three runs.
+    `rows`: a level each, a cell for each of SHOWN. `have`, `base_have`: runs a side; `more`: how many more this side needs, or would decide what
+    three did not (0: none); `why_not`: why they cannot be measured now, or "". `verdicts`: the headline, once both sides have three runs.
     """
     told = readings.mapping((job.result or {}).get("regression"))
     if not told:
@@ -108,7 +108,8 @@ def _decided(base: list[BenchmarkRun], mine: list[BenchmarkRun], run: BenchmarkR
         rows.append({"label": level["label"], "why": (level["sides"][1] or {}).get("withheld", ""), "cells": cells, "comparable": True,
                      "errors": failed["note"] if failed and failed["word"] in ("worse", "better") else ""})
     headline = found["headlines"][1]
-    return {"verdicts": headline["words"], "rows": rows, "notes": found["notes"][:6], "ratio": headline["ratio"], "tested": headline["tested"]}
+    more = headline["more_runs"]
+    return {"verdicts": headline["words"], "rows": rows, "more": min(more, dispatch.REPEATS_MOST) if isinstance(more, int) else 0}
 
 
 def noise_panel(job: Job) -> dict[str, Any] | None:
