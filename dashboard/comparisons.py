@@ -30,6 +30,7 @@ from ops.jobs.errors import BadInput
 
 MAX_SIDES = 8
 MAX_RUNS = 64
+MOST = 1e12  # of a number that is written out
 MORE_AT_ONCE = 10  # runs that one press of a button measures
 NAMES = "ABCDEFGH"
 COLOURS = ("series-base", "series-1", "series-2", "series-3", "series-4", "series-5", "series-6", "series-7")
@@ -206,7 +207,7 @@ def point(load: str, value: float, runs: Sequence[Mapping[str, Any]]) -> dict[st
             "ttft": mean("ttft_p50_ms"), "ttft99": mean("ttft_p99_ms"), "tpot": tpot, "tpot99": mean("tpot_p99_ms"),
             "gpu": mean("output_tok_s_per_gpu"), "user": mean("interactivity_tok_s_user") or (1000 / tpot if tpot else None),
             "runs": len(runs), "n": _sum(runs, "finished"), "errors": _sum(runs, "errors"),
-            "marks": sorted({str(mark)[:40] for level in runs for mark in level.get("marks") or []})}
+            "marks": sorted({mark[:40] for level in runs for mark in readings.words(level.get("marks"))})}
 
 
 def interval(values: Iterable[Any]) -> tuple[float | None, float | None]:
@@ -219,8 +220,8 @@ def interval(values: Iterable[Any]) -> tuple[float | None, float | None]:
 
 
 def _sum(runs: Iterable[Mapping[str, Any]], name: str) -> int | None:
-    known = [level[name] for level in runs if isinstance(level.get(name), int)]
-    return sum(known) if known else None
+    known = [number for level in runs if (number := readings.finite(level.get(name))) is not None and 0 <= number < MOST]
+    return round(sum(known)) if known else None
 
 
 def shown(value: Any, unit: str = "") -> str:
@@ -229,6 +230,8 @@ def shown(value: Any, unit: str = "") -> str:
         return "n/a"
     number = float(value)
     size = abs(number)
+    if size >= MOST:
+        return f"{number:.3g}"
     digits = 0 if size >= 99.95 else 1 if size >= 9.995 else 2
     told = f"{number:,.{digits}f}"
     return f"{told}\u202f{unit}" if unit else told
@@ -236,7 +239,7 @@ def shown(value: Any, unit: str = "") -> str:
 
 def signed(percent: float) -> str:
     """+6.5, −2.1, 0.0"""
-    told = f"{abs(percent):,.1f}"
+    told = f"{abs(percent):,.1f}" if abs(percent) < MOST else f"{abs(percent):.3g}"
     return told if float(told.replace(",", "")) == 0 else f"{MINUS if percent < 0 else '+'}{told}"
 
 
@@ -370,7 +373,7 @@ def ratio_data(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]
     for row in rows:
         items = [{"side": n + 1, "diff": _percent(one["ratio"]), "low": _percent(one.get("low")), "high": _percent(one.get("high")),
                   "word": cell["word"], "said": cell["said"], "note": cell["note"], "floor": 100 * one["floor"], "floor_from": one["floor_from"]}
-                 for n, cell in enumerate(row["cells"]) if (one := cell["verdict"]) and one.get("ratio") is not None]
+                 for n, cell in enumerate(row["cells"]) if (one := cell["verdict"]) and _percent(one.get("ratio")) is not None]
         if items:
             told.append({"name": row["name"], "items": items, "floor": max(item["floor"] for item in items)})
     known = METRICS[metric]
@@ -378,7 +381,8 @@ def ratio_data(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]
 
 
 def _percent(ratio: float | None) -> float | None:
-    return None if ratio is None else round(100 * (ratio - 1), 3)
+    percent = None if ratio is None else readings.finite(100 * (ratio - 1))
+    return None if percent is None else round(percent, 3)
 
 
 def matrix(sides: Sequence[Chosen], values: Sequence[float], verdicts: Verdicts, load: str, choice: Choice,

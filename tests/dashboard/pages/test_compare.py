@@ -301,3 +301,20 @@ def test_what_holds_of_several_sides_is_said_once() -> None:
     assert comparisons.notes({"notes": [*order, *withheld, "B: few requests or a short window at C=1"]}) == [
         "A, B and C were not interleaved: all runs of A came first",
         "D, E and F get no verdict: imported runs get no verdict against measured ones", "B: few requests or a short window at C=1"]
+
+
+HOSTILE = {"word": "<b>x</b>", "negative": -5.0, "huge": 1e308, "integer": 10**400, "list": [1], "truth": True, "nothing": None, "object": {"a": {}}}
+
+
+@pytest.mark.parametrize("bad", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_number_that_is_none_is_not_reported_and_breaks_nothing(visitor: Client, db: None, bad: Any) -> None:
+    old, new = made([1.0], values=(8,)), made([0.9], values=(8,), hours=1)
+    for level in BenchmarkLevel.objects.filter(run__in=new):
+        level.metrics = {name: bad for name in level.metrics} | {"load": "closed", "value": 8, "state": "done"}
+        level.detail = {"ecdf": {"ttft_ms": [bad] * 101, "icl_ms": bad}}
+        level.save()
+    response = visitor.get(sides(old, new))
+    assert response.status_code == 200
+    assert "<b>x</b>" not in response.content.decode()
+    assert not re.search(r"\b(NaN|Infinity)\b", response.content.decode())
+    assert visitor.get(sides(old, new).replace("compare/?", "compare/export/csv/?")).status_code == 200
