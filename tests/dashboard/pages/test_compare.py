@@ -310,7 +310,7 @@ HOSTILE = {"word": "<b>x</b>", "negative": -5.0, "huge": 1e308, "integer": 10**4
 def test_a_number_that_is_none_is_not_reported_and_breaks_nothing(visitor: Client, db: None, bad: Any) -> None:
     old, new = made([1.0], values=(8,)), made([0.9], values=(8,), hours=1)
     for level in BenchmarkLevel.objects.filter(run__in=new):
-        level.metrics = {name: bad for name in level.metrics} | {"load": "closed", "value": 8, "state": "done"}
+        level.metrics = dict.fromkeys(level.metrics, bad) | {"load": "closed", "value": 8, "state": "done"}
         level.detail = {"ecdf": {"ttft_ms": [bad] * 101, "icl_ms": bad}}
         level.save()
     response = visitor.get(sides(old, new))
