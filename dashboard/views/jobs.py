@@ -99,7 +99,7 @@ def job_context(found: Job, wanted: str = "") -> dict[str, Any]:
         known = replace(known, phases=usual.phases, warmup_s=usual.warmup_s, warmups=usual.warmups)
     step = job_story.chosen_step(found, wanted)
     run = found.runs.select_related("service").prefetch_related("levels").order_by("-started_at").first()
-    begun = JobEvent.objects.filter(job=found, type=EventType.LEVEL_STARTED).order_by("-seq").first() if run and run.state == "running" else None
+    begun = running_level(found, run) if run is not None else None
     live = live_second(found, begun.seq) if begun else None
     before, after = job_story.release_words(found)
     link = reverse("job", args=[found.number])
@@ -294,8 +294,8 @@ def sweep_panel(found: Job | None, run: BenchmarkRun) -> dict[str, Any]:
     rows = job_story.level_rows(run)
     data = charts.curves(run, levels, before=before, before_levels=list(before.levels.all()) if before else [])
     seconds, running = charts.level_seconds([]), None
-    if found is not None and run.state == "running":
-        begun = JobEvent.objects.filter(job=found, type=EventType.LEVEL_STARTED).order_by("-seq").first()
+    if found is not None:
+        begun = running_level(found, run)
         level = charts.told_level(begun.data) if begun is not None else None
         if begun is not None and level is not None:
             told = JobEvent.objects.filter(job=found, type=EventType.LEVEL_SECOND, seq__gt=begun.seq).order_by("seq")
@@ -317,6 +317,14 @@ def sweep_panel(found: Job | None, run: BenchmarkRun) -> dict[str, Any]:
             "live": sweep_words.live_words(seconds["latest"] or {}, running["requests"] if running else None),
             "gpus": sweep_words.gpu_rows(seconds["latest"] or {}),
             "beside": sweep_words.beside_table(rows)}
+
+
+def running_level(found: Job, run: BenchmarkRun) -> JobEvent | None:
+    """The beginning of the level that a run is in, or was in last; None before its first and after its end. A job may have several runs."""
+    if run.state != "running":
+        return None
+    begun = JobEvent.objects.filter(job=found, type=EventType.LEVEL_STARTED).order_by("-seq").first()
+    return begun if begun is not None and begun.data.get("run_id") in (str(run.pk), None) else None
 
 
 def live_second(found: Job, after: int) -> dict[str, Any] | None:
