@@ -26,7 +26,8 @@ from ops.benchmark.formats import exports
 from ops.jobs.errors import BadInput
 
 FINGERPRINT_TWICE = frozenset({"at", "versions", "hash"})  # the run's own time; a part of packages; for programs
-HAS = {"ttft": "ttft_p50", "tpot": "tpot_p50", "pareto": "user"}  # charts that a run may lack, and the number without which they are empty
+# Charts, and the numbers without which they are empty
+HAS = {"throughput": ("tput",), "latency": ("e2e_p50", "mean"), "ttft": ("ttft_p50",), "tpot": ("tpot_p50",), "pareto": ("user",)}
 
 
 @require_safe
@@ -60,7 +61,7 @@ def benchmark_run(request: HttpRequest, id: Any) -> HttpResponse:
         "asked": asked, "not_asked": not_asked, "baseline": baseline, "is_baseline": baseline is not None and baseline.pk == run.pk,
         "can_pin": run.service is not None and run.origin == baselines.OWN and run.state == "done",
         "against": _against(run, baseline), "repeats": _repeats(run),
-        "has": {name: any(row[of] is not None for row in data["points"]) for name, of in HAS.items()},
+        "has": {name: any(row[of] is not None for row in data["points"] for of in numbers) for name, numbers in HAS.items()},
         "queued": any((row["queue_p99"] or 0) > 1 for row in rows), **_notes(data),
     })
 

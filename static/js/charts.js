@@ -87,6 +87,6 @@ export async function savePng(id, { title = "", name = id } = {}) {
 document.addEventListener("click", (event) => {
   const button = event.target.closest?.("[data-png]");
   if (!button) return;
-  const title = button.closest(".card")?.querySelector("h2")?.textContent.trim() ?? "", of = document.querySelector("h1")?.textContent.trim() ?? "";
+  const title = button.dataset.pngTitle ?? button.closest(".card-part, .card")?.querySelector("h2, h3")?.textContent.trim() ?? "", of = document.querySelector("h1")?.textContent.trim() ?? "";
   savePng(button.dataset.png, { title: [title, of].filter(Boolean).join(" · "), name: `${of} ${title}` });
 });

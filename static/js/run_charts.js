@@ -55,20 +55,20 @@ const end = (points, name, text, color) => { const p = last(points, name); retur
 const margin = (right) => ({ l: 54, r: right, t: 28, b: 44 });
 
 export function drawRun(data) {
-  const points = data.points, mark = data.practice ? [practiceMark()] : [];
+  const points = data.points, mark = () => data.practice ? [practiceMark()] : []; // asked for anew in each drawing: the theme may have changed
   const axis = () => loadAxis(points, data.load);
   const simple = (id, names, unitText, build) => { if (points.some((p) => names.some((n) => p[n] !== null && p[n] !== undefined))) chart(id, build); };
 
   simple("throughput", ["tput"], "tok/s", () => {
     const whole = points.some((p) => p.steady !== null && p.whole !== null), range = top(points.flatMap((p) => [p.tput, p.whole]));
     return { data: [...(whole ? [line(points, "whole", { name: "whole run", color: "series-base", width: 1.25, marker: 1, dash: "4px 3px", quiet: true })] : []), line(points, "tput", { name: "steady" })],
-      layout: { margin: margin(whole ? 84 : 52), xaxis: axis(), yaxis: { range }, annotations: [unit("tok/s"), ...mark,
+      layout: { margin: margin(whole ? 84 : 52), xaxis: axis(), yaxis: { range }, annotations: [unit("tok/s"), ...mark(),
         ...ends([end(points, "tput", (p) => whole ? `steady ${figures(p.tput)}` : figures(p.tput)), whole && end(points, "whole", "whole run", "series-base")], range)] } };
   });
   simple("latency", ["e2e_p50", "mean"], "seconds", () => {
     const name = points.some((p) => p.e2e_p50 !== null) ? "e2e_p50" : "mean", range = top(points.flatMap((p) => [p[name], p.e2e_p90, p.e2e_p99]));
     return { data: [...band(points, name, "e2e_p90", 0.16), ...band(points, name, "e2e_p99", 0.14), ...(known(points, "e2e_p99").length ? [line(points, "e2e_p99", { name: "P99", color: "series-2", marker: 2, width: 1.25, quiet: true })] : []), line(points, name, { name: name === "mean" ? "mean" : "P50" })],
-      layout: { margin: margin(52), xaxis: axis(), yaxis: { range }, annotations: [unit("seconds"), ...mark, ...ends([end(points, name, name === "mean" ? "mean" : "P50"), end(points, "e2e_p99", "P99", "series-2")], range)],
+      layout: { margin: margin(52), xaxis: axis(), yaxis: { range }, annotations: [unit("seconds"), ...mark(), ...ends([end(points, name, name === "mean" ? "mean" : "P50"), end(points, "e2e_p99", "P99", "series-2")], range)],
         shapes: slo(data.slos.e2e_s, range) } };
   });
   simple("ttft", ["ttft_p50", "ttfc_p50"], "ms", () => {
@@ -76,20 +76,20 @@ export function drawRun(data) {
     return { data: [...band(points, "ttft_p50", "ttft_p90", 0.18), ...band(points, "ttft_p90", "ttft_p99", 0.09),
       ...[["ttft_p99", "P99", "series-2", 2], ["ttft_p90", "P90", "series-base", 1]].filter(([n]) => known(points, n).length).map(([n, name, color, marker]) => line(points, n, { name, color, marker, width: 1.25, quiet: true })), line(points, "ttft_p50", { name: "P50" })],
       layout: { margin: margin(52), xaxis: axis(), yaxis: { range }, shapes: slo(data.slos.ttft_ms, range),
-        annotations: [unit("ms"), ...mark, ...sloNote(data.slos.ttft_ms, "ms", range), ...ends([end(points, "ttft_p50", "P50"), end(points, "ttft_p90", "P90", "series-base"), end(points, "ttft_p99", "P99", "series-2")], range)] } };
+        annotations: [unit("ms"), ...mark(), ...sloNote(data.slos.ttft_ms, "ms", range), ...ends([end(points, "ttft_p50", "P50"), end(points, "ttft_p90", "P90", "series-base"), end(points, "ttft_p99", "P99", "series-2")], range)] } };
   });
   simple("tpot", ["tpot_p50"], "ms", () => {
     const range = top([...points.flatMap((p) => [p.tpot_p50, p.tpot_p99]), data.slos.tpot_ms]);
     return { data: [...band(points, "tpot_p50", "tpot_p99", 0.14), ...(known(points, "tpot_p99").length ? [line(points, "tpot_p99", { name: "P99", color: "series-2", marker: 2, width: 1.25, quiet: true })] : []), line(points, "tpot_p50", { name: "P50" })],
       layout: { margin: margin(52), xaxis: axis(), yaxis: { range }, shapes: slo(data.slos.tpot_ms, range),
-        annotations: [unit("ms a token"), ...mark, ...sloNote(data.slos.tpot_ms, "ms", range), ...ends([end(points, "tpot_p50", "P50"), end(points, "tpot_p99", "P99", "series-2")], range)] } };
+        annotations: [unit("ms a token"), ...mark(), ...sloNote(data.slos.tpot_ms, "ms", range), ...ends([end(points, "tpot_p50", "P50"), end(points, "tpot_p99", "P99", "series-2")], range)] } };
   });
   drawPareto(data, points, mark);
   if (data.rates.length) chart("goodput", () => {
     const rows = data.rates, open = rows[0].load === "open", range = top([...rows.map((p) => p.goodput), ...rows.map((p) => p.requests_s)]);
     return { data: [...(known(rows, "requests_s").length ? [line(rows, "requests_s", { name: "all", color: "series-base", width: 1.25, marker: 1, dash: "4px 3px", quiet: true })] : []), line(rows, "goodput", { name: "good" })],
       layout: { margin: margin(60), xaxis: loadAxis(rows, open ? "open" : "closed"), yaxis: { range },
-        annotations: [unit("requests/s"), ...mark, ...ends([end(rows, "goodput", "good"), end(rows, "requests_s", "all", "series-base")], range)] } };
+        annotations: [unit("requests/s"), ...mark(), ...ends([end(rows, "goodput", "good"), end(rows, "requests_s", "all", "series-base")], range)] } };
   });
   for (const [id, shapes] of [["ecdf-ttft", data.shapes.ttft], ["ecdf-icl", data.shapes.icl]]) if (Object.keys(shapes).length) drawShapes(id, shapes, mark);
 }
@@ -110,7 +110,7 @@ function drawPareto(data, points, mark) {
         hovertemplate: "%{text}<extra></extra>", cliponaxis: false, marker: { size: 9, color: rows.map((p) => on(p) ? token("series-1") : faded("series-1", 0.35)), symbol: rows.map((p) => doubted(p) ? "circle-open" : "circle"), line: { width: 1.5, color: rows.map((p) => doubted(p) ? token("series-1") : token("surface")) } } }],
       layout: { margin: margin(40), xaxis: { range: wide, title: { text: "tok/s per user (1,000 / median TPOT)", standoff: 8 }, showgrid: false }, yaxis: { range },
         shapes: low !== undefined ? [{ type: "rect", yref: "paper", y0: 0, y1: 1, x0: low, x1: high ?? low, fillcolor: token("chart-floor"), line: { width: 0 }, layer: "below" }] : [],
-        annotations: [unit(perGpu ? "tok/s per GPU" : "tok/s"), ...mark, ...rows.map((p, n) => ({ x: p.user, y: p[name], text: n === 0 && p.load === "closed" ? `C = ${p.label}` : short(p), showarrow: false, xanchor: "left", xshift: 7, yshift: 9, font: { size: 11, color: token("text-muted") } })),
+        annotations: [unit(perGpu ? "tok/s per GPU" : "tok/s"), ...mark(), ...rows.map((p, n) => ({ x: p.user, y: p[name], text: n === 0 && p.load === "closed" ? `C = ${p.label}` : short(p), showarrow: false, xanchor: "left", xshift: 7, yshift: 9, font: { size: 11, color: token("text-muted") } })),
           ...(low !== undefined ? [{ x: (low + (high ?? low)) / 2, yref: "paper", y: 1, yanchor: "top", text: "target", showarrow: false, font: { size: 11, color: token("text-muted") } }] : [])] } };
   });
 }
@@ -137,8 +137,8 @@ function drawShapes(id, shapes, mark) {
       hovertemplate: `${l.key.startsWith("open:") ? l.text : `C = ${l.text}`}<br>%{y} % within %{x:,.4~g} ms<extra></extra>` })),
       layout: { margin: margin(28), xaxis: { type: "log", range: [Math.log10(low / 1.15), Math.log10(high * 1.25)], title: { text: "ms", standoff: 8 }, ...decades(low / 1.15, high * 1.25), showgrid: true },
         yaxis: { range: [0, 104], tickvals: [0, 25, 50, 75, 100], ticktext: ["0 %", "25 %", "50 %", "75 %", "100 %"] },
-        annotations: [unit("requests"), ...mark, ...levels.map((l, n) => { const percent = Math.round(many ? 88 - 66 * n / many : 60); const x = l.values[percent];
-          return x > 0 ? { x: Math.log10(x), y: percent, text: n === 0 && !l.key.startsWith("open:") ? `C = ${l.text}` : l.text, showarrow: false, xanchor: "left", xshift: 5, yanchor: "top", yshift: 1, font: { size: 11, weight: 500, color: shade(many ? n / many : 1) } } : null; }).filter(Boolean)].map((a) => a.text === "requests" && id === "ecdf-icl" ? { ...a, text: "gaps" } : a) } };
+        annotations: [unit("requests"), ...mark(), ...levels.map((l, n) => { const percent = Math.round(many ? 88 - 66 * n / many : 60); const x = l.values[percent];
+          return x > 0 ? { x: Math.log10(x), y: percent, text: n === 0 && !l.key.startsWith("open:") ? `C = ${l.text}` : l.text, showarrow: false, xanchor: "left", xshift: 5, yanchor: "top", yshift: 1, font: { size: 11, weight: 500, color: token("text-muted") } } : null; }).filter(Boolean)].map((a) => a.text === "requests" && id === "ecdf-icl" ? { ...a, text: "gaps" } : a) } };
   });
 }
 

@@ -14,6 +14,7 @@ if (card) {
   const show = (detail) => {
     const seconds = drawSeconds(detail, data.practice), requests = drawTimeline(detail, data.practice);
     for (const [part, there] of [["seconds", seconds], ["requests", requests]]) for (const element of card.querySelectorAll(`[data-part="${part}"]`)) element.hidden = !there;
+    for (const button of card.querySelectorAll("[data-png]")) button.dataset.pngTitle = `${button.closest(".card-part").querySelector("h3").textContent}, ${detail.load === "open" ? detail.label : `C = ${detail.label}`}`;
     said.textContent = seconds || requests ? "" : "Neither its seconds nor its requests were kept.";
     if (seconds) table("seconds-table", ["second", "tok/s", ""], detail.seconds.tok_s.map((value, n) => [String(n), figures(value), detail.seconds.from !== null && n >= detail.seconds.from && n < detail.seconds.to ? "steady" : ""]));
     if (requests) table("requests-table", ["request", "sent at s", ...PARTS.map(([, title]) => `${title} ms`), "error"],

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.walks.browser_console import BrowserConsole, chromium, running_console, visit, wait
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/usr/bin/chromium").exists(), reason="no Chromium here")]
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ PICTURES = os.environ.get("ROUNDHOUSE_PICTURES")  # a folder: pictures of all pa
 
 
 DRAWN = "[...document.querySelectorAll('.chart')].filter(e => e.getClientRects().length).every(e => e.querySelector('.main-svg'))"
+FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"  # charts have heard of another theme, and are drawn anew
 UNNAMED = """[...document.querySelectorAll('button, a[href], input:not([type=hidden]), select, textarea')]
   .filter(e => e.checkVisibility({ visibilityProperty: true, contentVisibilityAuto: true }) && !e.closest('details:not([open]) > :not(summary)'))
   .filter(e => !(e.innerText || e.getAttribute('aria-label') || e.title || e.labels?.length || '').toString().trim())
@@ -57,6 +58,12 @@ def addresses(world: str, seeded: dict[str, Any]) -> dict[str, str]:
             found |= {"adopt-practice": "/nodes/practice/adopt/", "jobs": "/jobs/"}
             found |= {f"job-{kind}-{number}": f"/jobs/{number}/" for number, kind, *_ in seeded["jobs"]}
         return found
+    if world == "measuring":
+        service = "/services/practice/kimi-k25/"
+        found = {"runs": "/benchmarks/", "runs-filtered": "/benchmarks/?state=done&sort=-peak", "runs-none": "/benchmarks/?q=nothing-like-it",
+                 "import": "/benchmarks/import/", "trend": f"{service}trend/", "trend-ttft": f"{service}trend/?level=closed:128&metric=ttft_p99_ms",
+                 "target": f"{service}target/", "run-edit": f"/benchmarks/{seeded['runs'][0]}/edit/", "service": service}
+        return found | {f"run-{number}": f"/benchmarks/{run}/" for number, run in enumerate(seeded["runs"])}
     if world == "services":
         service = "/services/practice/kimi-k25/"
         found = {"fleet": "/", "services": "/services/", "service": service, "service-plain": "/services/practice/glm-5/"}
@@ -124,7 +131,8 @@ LOOKS = {"light-wide-dark-narrow": (("light", 1440), ("dark", 390)), "dark-wide-
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("looks", ["light-wide-dark-narrow", pytest.param("dark-wide-light-narrow", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("world", ["empty", "empty_node", "full", "failing", "warming", "environments", "adopting", "services"])
+@pytest.mark.parametrize("world", ["empty", "empty_node", "full", "failing", "warming", "environments", "adopting", "services",
+                                   pytest.param("measuring", marks=pytest.mark.slow)])
 def test_every_page_looks_right(console: BrowserConsole, browser: Browser, world: str, looks: str) -> None:
     seeded = console.seed(world)
     wrong: list[str] = []
@@ -135,6 +143,7 @@ def test_every_page_looks_right(console: BrowserConsole, browser: Browser, world
                 page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
                 page.set_viewport_size({"width": width, "height": 900})
                 page.wait_for_timeout(50)
+                page.evaluate(FRAMES)
                 if page.locator(".chart").count():
                     wait(page, DRAWN)
                     page.wait_for_timeout(150)  # Plotly resizes a moment after the window
