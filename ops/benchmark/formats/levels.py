@@ -36,8 +36,9 @@ NUMBERS = (
     "power_mean_w", "tokens_per_joule", "energy_j",
     "client_lag_p50_ms", "client_lag_p99_ms", "client_lag_max_ms", "client_cpu_share", "connects_in_level", "retries", "goodput_s",
     "goodput_left_out", "offered_s", "achieved_s", "kernel_delay_p50_us", "kernel_delay_p99_us", "kernel_delay_max_us", "max_tokens",
-    "prompt_words", "prompt_tokens_asked", "temperature", "started_at")
-OTHERS = ("slos", "server", "gpus", "stamps", "endpoint_kind", "output_mode", "reasoning", "streaming", "counted_by")  # words, switches, objects
+    "max_tokens_proposed", "prompt_words", "prompt_tokens_asked", "temperature", "started_at")
+OTHERS = ("slos", "server", "gpus", "stamps", "endpoint_kind", "output_mode", "reasoning", "streaming", "counted_by",
+          "prompt_source")  # words, switches, objects
 COUNTED = {"ttft": "time to first token", "e2e": "latency", "tpot": "time per output token"}
 
 
@@ -53,7 +54,7 @@ def blank(load: str, value: float) -> dict[str, Any]:
     for name, unit in SPREADS:
         level[f"{name}_n"] = None
         level |= dict.fromkeys(f"{name}_{part}_{unit}" for part in PARTS)
-    level |= {"errors_by_kind": {}, "first_error": "", "marks": [], "window": "whole", "detail": {}, "reported": {}, "state": "done"}
+    level |= {"errors_by_kind": {}, "first_error": "", "marks": [], "window": "whole", "detail": {}, "reported": {}, "state": "done", "stopped": ""}
     if load == "open":
         level["offered_s"] = value
     return level
@@ -166,7 +167,8 @@ def detail_of(requests: Sequence[Request]) -> dict[str, Any]:
         zero = min(starts)
         detail["timeline"] = [_bar(one, zero) for one in sorted(requests, key=lambda one: one.start or 0.0)[:TIMELINE_MOST] if one.start is not None]
         if good and all(one.times and one.tokens is not None for one in good):
-            detail["seconds"] = {"tok_s": _seconds(good, zero), "from_s": None, "to_s": None}
+            rates, step = _seconds(good, zero)
+            detail["seconds"] = {"tok_s": rates, "step_s": step, "from_s": None, "to_s": None}
     return detail
 
 
@@ -182,17 +184,19 @@ def _bar(one: Request, zero: float) -> dict[str, Any]:
     return {**{name: None if at is None else round((at - zero) * 1000, 3) for name, at in ms.items()}, "err": one.error[:80]}
 
 
-def _seconds(good: Sequence[Request], zero: float) -> list[float]:
-    """Output tokens of each second; a request's tokens are spread over its chunks, of which the first is one token."""
-    length = min(SECONDS_MOST, int(max(one.times[-1] for one in good) - zero) + 1)
-    counts = [0.0] * max(length, 1)
+def _seconds(good: Sequence[Request], zero: float) -> tuple[list[float], int]:
+    """Output tokens a second, over steps of so many seconds that `SECONDS_MOST` are enough; a request's tokens are spread over its chunks, of which
+    the first is one token."""
+    took = max(one.times[-1] for one in good) - zero
+    step = max(1, math.ceil(took / SECONDS_MOST))
+    counts = [0.0] * max(1, min(SECONDS_MOST, int(took / step) + 1))
     for one in good:
         later = ((one.tokens or 1) - 1) / (len(one.times) - 1) if len(one.times) > 1 else 0.0
         for at, time in enumerate(one.times):
-            second = int(time - zero)
-            if 0 <= second < len(counts):
-                counts[second] += later if at else 1.0
-    return [round(count, 3) for count in counts]
+            place = int((time - zero) / step)
+            if 0 <= place < len(counts):
+                counts[place] += later if at else 1.0
+    return [round(count / step, 3) for count in counts], step
 
 
 # ---- points to runs ----

@@ -32,7 +32,7 @@ SCHEMAS = ("roundhouse.sweep/1", "roundhouse.sweep/2")
 ORIGINS = ("roundhouse", "imported", "practice-reference")
 STATES = ("done", "failed", "cancelled")
 FACTS_BYTES = 200_000  # of settings, of a fingerprint
-WORDS = {"stamps": 20, "endpoint_kind": 40, "output_mode": 20, "reasoning": 20, "counted_by": 20}
+WORDS = {"stopped": 20, "prompt_source": 20, "stamps": 20, "endpoint_kind": 40, "output_mode": 20, "reasoning": 20, "counted_by": 20}
 SERVER = ("prefix_hit_rate", "spec_acceptance", "kv_use_max", "running_max", "waiting_max", "preemptions")
 GPU = ("index", "power_mean_w", "utilization_mean", "used_bytes_max")
 MARKS_MOST, WARNINGS_MOST, TAGS_MOST = 20, 100, 20
@@ -71,13 +71,13 @@ def _document(value: dict[str, Any], notes: Notes) -> dict[str, Any]:
             continue
         levels.append(level)
     state, origin = told.text("state", 20), told.text("origin", 40) or ORIGINS[0]
-    settings, print_ = _facts(told, "settings"), _facts(told, "fingerprint")
+    settings, found, endpoint = (_facts(told, name) for name in ("settings", "fingerprint", "endpoint"))
     started, ended = told.measured("started_at"), told.measured("finished_at")
     result = SweepResult(
         run_id=_id(value.get("run_id")), state=state if state in STATES else "done", reason=told.text("reason", 500), preset=told.text("preset", 40),
         model=told.text("model", 300), base_url=told.text("base_url", 300), practice=value.get("practice") is True,
         short=value.get("short") is True or any("short" in level["marks"] for level in levels), started_at=started or 0.0,
-        finished_at=ended or 0.0, duration_s=told.number("duration_s") or 0.0, levels=levels, settings=settings, endpoint={}, fingerprint=print_,
+        finished_at=ended or 0.0, duration_s=told.number("duration_s") or 0.0, levels=levels, settings=settings, endpoint=endpoint, fingerprint=found,
         warnings=[*_words(told, "warnings", WARNINGS_MOST, 500), *notes.told()],
         origin=origin if origin in ORIGINS else "imported", tool=told.text("tool", 40) or TOOL,
         tool_version=told.text("tool_version", 80), sweep_key=_sweep_key(settings),
@@ -97,7 +97,8 @@ def _level(told: Fields) -> dict[str, Any]:
     counts = {name for name, _ in SPREADS for name in (f"{name}_n",)} | {"requests", "sent", "finished", "errors", "unfinished"}
     for name in names:
         if name in told:
-            level[name] = told.count(name) if name in counts else told.number(name)
+            value = told.count(name) if name in counts else told.number(name)
+            level[name] = int(value) if value is not None and isinstance(told.raw[name], int) else value
     for name, most in WORDS.items():
         if name in told:
             level[name] = told.text(name, most)
@@ -132,8 +133,8 @@ def _detail(told: Fields) -> dict[str, Any]:
     seconds = told.inner("seconds")
     rates = seconds.raw.get("tok_s")
     if isinstance(rates, list):
-        detail["seconds"] = {"tok_s": [number(one) or 0.0 for one in rates[:SECONDS_MOST]], "from_s": seconds.number("from_s"),
-                             "to_s": seconds.number("to_s")}
+        detail["seconds"] = {"tok_s": [number(one) or 0.0 for one in rates[:SECONDS_MOST]], "step_s": seconds.count("step_s") or 1,
+                             "from_s": seconds.number("from_s"), "to_s": seconds.number("to_s")}
     bars = told.raw.get("timeline")
     if isinstance(bars, list):
         detail["timeline"] = [{**{name: number(one.get(name)) for name in "qsfce"}, "err": clean(one.get("err"), 80)}

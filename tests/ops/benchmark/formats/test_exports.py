@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from ops.benchmark import presets
 from ops.benchmark.formats import detect, exports
 from ops.benchmark.formats.levels import blank
 from ops.benchmark.metrics import level_metrics
 from ops.benchmark.request_record import RequestRecord
 from ops.benchmark.results import SweepResult
+from ops.benchmark.sweep import asked_of_level
 from tests.ops.benchmark.formats import samples
 from tests.ops.benchmark.formats.samples import GUIDELLM, METRICS, TRUTH, VLLM
 
@@ -52,7 +54,10 @@ def own() -> dict[str, Any]:
 
 
 def test_our_own_fields_are_all_known_to_imports_and_exports(own: dict[str, Any]) -> None:
-    assert set(own["levels"][0]) - set(blank("closed", 1)) == set(), "name them in ops/benchmark/formats/levels.py"
+    told = own["levels"][0] | asked_of_level(presets.settings("custom", base_url="http://127.0.0.1:1", model="m")) | {"stopped": "time"}
+    assert set(told) - set(blank("closed", 1)) == set(), "name them in ops/benchmark/formats/levels.py"
+    [again] = detect.read("run.json", json.dumps(own | {"levels": [told]}).encode())
+    assert {name: (one, told[name]) for name, one in again["levels"][0].items() if name in told and one != told[name]} == {}
 
 
 def test_json_comes_back_as_it_was(own: dict[str, Any]) -> None:
