@@ -438,7 +438,7 @@ def _facts_after(job: Job, run: BenchmarkRun | None) -> list[dict[str, Any]]:
             cells.append(_cell("Single stream", rate(single.output_tok_s), unit="tok/s", small=target_words(run, single)))
         elif measured:
             best = max(measured, key=lambda lv: lv.output_tok_s or 0)
-            cells.append(_cell("Best throughput", rate(best.output_tok_s), unit="tok/s", small=f"at C = {best.concurrency}"))
+            cells.append(_cell("Best throughput", rate(best.output_tok_s), unit="tok/s", small=f"at {charts.level_name(best.load, best.value)}"))
     if report := result.get("integrity"):
         cells.append(_cell("Files", f"{report.get('files') or 0:,} checked", small=integrity_words(report)))
     if purged := result.get("purge"):

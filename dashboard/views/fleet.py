@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 from redis.exceptions import RedisError
 
-from dashboard import from_a_node, job_story, redis_clients, service_story
+from dashboard import charts, from_a_node, job_story, redis_clients, service_story
 from dashboard.forms import channels_for
 from dashboard.models import BenchmarkRun, Job, Node, Service
 from dashboard.templatetags.roundhouse import as_datetime
@@ -76,8 +76,9 @@ def running_card(job: Job) -> dict[str, Any]:
     if run is not None:
         done = [lv for lv in run.levels.all() if lv.state == "done" and lv.output_tok_s is not None]
         latest = done[-1] if done else None
+    at = charts.level_name(latest.load, latest.value) if latest else ""
     return {"job": job, "title": job_story.title(job), "line": job_story.result_line(job), "href": job_href(job), "parts": parts, "gap": gap,
-            "since": job.claimed_at or job.created_at, "total": total, "latest": latest, "percent": _percent(steps)}
+            "since": job.claimed_at or job.created_at, "total": total, "latest": latest, "at": at, "percent": _percent(steps)}
 
 
 def _steps_bar(steps: Sequence[Any], known: Any) -> list[dict[str, Any]]:
