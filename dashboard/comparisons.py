@@ -433,6 +433,8 @@ def more_runs(side: Chosen, verdicts: Verdicts) -> dict[str, Any] | None:
     release = (run.service.status or {}).get("release") if run.service else None
     if side.imported or run.service is None or run.state != "done" or (release and run.release and release != run.release):
         return None
+    if not any(one.get("ratio") is not None for key, one in verdicts.items() if side.at in (0, key[0])):
+        return None  # no level in common
     more = MIN_RUNS - len(side.runs)
     if more <= 0:
         open_ones = [one for key, one in verdicts.items() if key[0] == side.at and one.get("word") == "not decided"]

@@ -207,6 +207,16 @@ def test_a_choice_that_there_is_not_shows_the_usual_one(visitor: Client, two: An
     assert "Headline" in text(visitor.get(f"{sides(*two)}&{query}"))
 
 
+def test_runs_that_would_decide_are_offered_while_the_service_still_runs_that_release(visitor: Client, story: factory.Story) -> None:
+    old = made([1.0], service=story.the_service, release="before")
+    new = made([0.9], hours=1, fingerprint=NEW, service=story.the_service, release=factory.OLD)
+    seen = text(visitor.get(sides(old, new)))
+    assert "Decide: run 2 more of B" in seen
+    assert "more of A" not in seen
+    other = made([0.9], hours=2, service=story.the_service, release=factory.OLD, values=(32,))
+    assert "Decide" not in text(visitor.get(sides(old, other)))
+
+
 def test_rates_have_charts_of_their_own(visitor: Client, two: Any) -> None:
     rates = made([1.0], hours=3, values=(0.5, 2.5), load="open")
     told = data(visitor.get(f"{sides(two[0], rates)}&load=open"))
