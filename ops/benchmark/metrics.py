@@ -31,6 +31,7 @@ BUNCHED_NS = 50_000  # two chunks that are nearer than that did not leave an eng
 WHOLE_ANSWER_CHUNKS = 4
 OFFERED_LIMIT = 0.9
 GAPS_EXACT = 2_000_000
+MAX_REQUESTS = 20_000  # of one level
 CLIENT_CPU_LIMIT = 0.80
 
 
@@ -390,9 +391,12 @@ def _goodput(good: Sequence[RequestRecord], slos: Mapping[str, float], window: t
 
 
 def requests_for_full(value: float, load: str = "closed") -> int:
-    """Requests below which a level counts as short: 10 C up to C = 16, 5 C above; of a rate those of a minute, and at least 30."""
+    """Requests below which a level counts as short: 10 C up to C = 16, 5 C above; of a rate those of a minute, and at least 30.
+
+    Never more than a level may have.
+    """
     if load == "open":
-        return max(30, math.ceil(60 * value))
+        return min(MAX_REQUESTS, max(30, math.ceil(60 * value)))
     return math.ceil(value) * (10 if value <= 16 else 5)
 
 

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ops.benchmark.endpoint import normalise
-from ops.benchmark.metrics import requests_for_full
+from ops.benchmark.metrics import MAX_REQUESTS, requests_for_full
 from ops.jobs.errors import BadInput
 from ops.records import Record
 
 MAX_LEVELS = 16
 MAX_CONCURRENCY = 2048
-MAX_REQUESTS = 20_000  # in one level
 MIN_RATE, MAX_RATE = 0.01, 2000.0  # requests a second
 MAX_TOKENS = 32_768
 MAX_MINUTES = 240.0
