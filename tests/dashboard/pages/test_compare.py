@@ -214,7 +214,7 @@ def test_runs_that_would_decide_are_offered_while_the_service_still_runs_that_re
     assert "Decide: run 2 more of B" in seen
     assert "more of A" not in seen
     other = made([0.9], hours=2, service=story.the_service, release=factory.OLD, values=(32,))
-    assert "Decide" not in text(visitor.get(sides(old, other)))
+    assert "Decide: run" not in text(visitor.get(sides(old, other)))
 
 
 def test_rates_have_charts_of_their_own(visitor: Client, two: Any) -> None:
