@@ -3,11 +3,11 @@
     python -m benchmarks.client_cost [--rounds 5] [--realtime] [--vllm-file PATH] [--only tick,same-instant,capacity] [--quick]
 
 The rig (benchmarks/rig/paced_server.c, compiled here) sends on an exact schedule and writes its own clock into each token. Each client
-(benchmarks/clients, benchmarks/rig/epoll_client.c) runs in a process of its own, pinned to one core, the rig to another, in turns. delay: a chunk's
-stamp - the server's. CPU: the client process's, from its first request until all streams have been read. The others' packages are installed
-into a virtual environment of their own (`--venv`). `--vllm-file`: vllm/benchmarks/lib/endpoint_request_func.py of an installed or unpacked vLLM
-0.32; without it its row is left out. On a machine that does other work too, `--realtime` (needs root) puts rig and client before everything
-else; without it the delays are the machine's. The figures are of this machine: look at the ratios.
+(benchmarks/clients, benchmarks/rig/epoll_client.c) runs in a process of its own, pinned to one core, the rig to another, in turns. delay: a
+chunk's stamp - the server's. CPU: the client process's, from its first request until all streams have been read (ours: usage and all). The
+others' packages are installed into a virtual environment of their own (`--venv`). `--vllm-file`: vllm/benchmarks/lib/endpoint_request_func.py of
+an installed or unpacked vLLM 0.32; without it its row is left out. On a machine that does other work too, `--realtime` (needs root) puts rig and
+client before everything else; without it the delays are the machine's. The figures are of this machine: look at the ratios.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.fakes.paced_server import compile_rig, paced  # noqa: E402
 
 PACKAGES = ["aiohttp==3.14.5", "httpx==0.28.1", "regex", "tqdm", "uvloop==0.23.0"]
 TITLES = {
-    "ours:kernel": "ours, kernel stamps", "ours:own": "ours, own stamps", "engine:kernel": "our whole engine, kernel stamps",
+    "ours:kernel": "ours, kernel stamps", "ours:own": "ours, own stamps", "engine:kernel": "our whole load engine, kernel stamps",
     "aiohttp_split": "aiohttp + uvloop, split only", "vllm_request": "request function of vllm bench serve",
     "httpx_lines": "httpx aiter_lines, JSON a line", "epoll_python": "plain sockets, epoll, Python", "epoll_c": "C, epoll",
 }

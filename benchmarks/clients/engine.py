@@ -26,7 +26,11 @@ async def _load(url: str, streams: int, tokens: int, kernel: bool) -> Measured:
     read: list[tuple[RequestRecord, RawResponse]] = []
 
     class Kept(Level):
-        """A level that also keeps its raw responses, for the server's times in them."""
+        """A level that also keeps its raw responses, for the server's times in them, and when its first request was about to leave."""
+
+        def _fill(self, loop: asyncio.AbstractEventLoop) -> None:
+            self.cpu = time.process_time()
+            super()._fill(loop)
 
         def _note(self, record: RequestRecord, raw: RawResponse) -> None:
             super()._note(record, raw)
@@ -35,9 +39,8 @@ async def _load(url: str, streams: int, tokens: int, kernel: bool) -> Measured:
     plan = LevelPlan("closed", streams, streams)
     settings = SweepSettings(preset="custom", base_url=url, model="paced", concurrencies=[streams], requests=[streams], max_tokens=tokens, burst=True)
     level = Kept(ChatClient(url, "paced", kernel_stamps=kernel), settings, plan, live=lambda second: None)
-    cpu = time.process_time()  # with the making of prompts and the opening of connections: the engine as a whole
     outcome = await level.run()
-    cpu = time.process_time() - cpu
+    cpu = time.process_time() - level.cpu
     measured = Measured(cpu, more={"stamps": outcome.client.stamps, "lag_p99_ms": outcome.client.lag_p99_ms,
                                    "kernel_delay_p99_us": outcome.client.kernel_delay_p99_us, "cpu_share": outcome.client.cpu_share})
     for record, raw in read:
