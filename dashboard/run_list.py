@@ -161,15 +161,14 @@ def headings(chosen: Chosen) -> list[dict[str, Any]]:
 
 def choices() -> dict[str, list[Any]]:
     """What the filters offer: everything that some run is of, services that were never measured too."""
-    seen = list(BenchmarkRun.objects.order_by().values_list("node_name", "service_name", "model", "tool", "tags").distinct())
+    seen = list(BenchmarkRun.objects.order_by().values_list("node_name", "service_name", "model", "tool", "tags", "release").distinct())
     services = {f"{node}/{name}" for node, name, *_ in seen if name}
     services.update(f"{one.node.name}/{one.name}" for one in Service.objects.select_related("node"))
-    tags = {tag for *_, told in seen for tag in (told if isinstance(told, list) else []) if isinstance(tag, str)}
-    releases = BenchmarkRun.objects.exclude(release="").order_by("-release").values_list("release", flat=True).distinct()[:CHOICES]
+    tags = {tag for *_, told, _ in seen for tag in (told if isinstance(told, list) else []) if isinstance(tag, str)}
     return {
-        "services": sorted(services)[:CHOICES], "models": sorted({model for _, _, model, *_ in seen})[:CHOICES], "releases": list(releases),
-        "tools": sorted({tool for _, _, _, tool, _ in seen})[:CHOICES], "tags": sorted(tags)[:CHOICES],
-        "states": list(STATES),
+        "services": sorted(services)[:CHOICES], "models": sorted({model for _, _, model, *_ in seen})[:CHOICES],
+        "releases": sorted({release for *_, release in seen if release}, reverse=True)[:CHOICES],
+        "tools": sorted({tool for _, _, _, tool, *_ in seen})[:CHOICES], "tags": sorted(tags)[:CHOICES], "states": list(STATES),
     }
 
 
