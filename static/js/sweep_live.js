@@ -60,7 +60,7 @@ const LINE = { yaxis9: { domain: [0.9, 1], range: [0, 1], visible: false, fixedr
 const line = (unit, left, right, practice) => words([[left, 0.6, unit, "middle left", "text-muted"], [right, 0.6, practice ? "PRACTICE" : "", "middle left", "practice-text"]], { yaxis: "y9" });
 
 function hover(point) {
-  return `<b>${point.name}</b>   ${rate(point.tput)} tok/s<br>mean ${number(point.mean, 1)} s<br>P50 ${number(point.p50, 1)} · P90 ${number(point.p90, 1)} · P99 ${number(point.p99, 1)} s`
+  return `${point.name}   ${rate(point.tput)} tok/s<br>mean ${number(point.mean, 1)} s<br>P50 ${number(point.p50, 1)} · P90 ${number(point.p90, 1)} · P99 ${number(point.p99, 1)} s`
     + `<br>TTFT P50 ${point.ttft_p50_ms === null ? "n/a" : `${number(point.ttft_p50_ms / 1000, 2)} s`}<br>${point.errors} errors in ${point.finished + point.errors} requests`;
 }
 // `data`: `curves`; `live`: { x, tput, latency } of the level that runs, or null.
