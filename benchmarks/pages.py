@@ -5,8 +5,8 @@
 Two real consoles (uvicorn, SQLite, Redis) beside each other, one with few runs and one with many, each run with four levels and a fingerprint of
 700 packages. Each page is asked of both in turn, over one kept connection, so that what else the machine does falls on both; the processor time of
 the web process, which other load changes least, stands beside. Then a comparison of six runs with everything measured, and one run's page. Prints
-Markdown; exit 1 if the p95 of a list with many is above 1.5 times that with few, or a page is larger than 300 kB (Plotly is a file of its own and
-not counted).
+Markdown; exit 1 if the p95 of a full list with many is above 1.5 times that with few, or a page is larger than 300 kB (Plotly is a file of its own
+and not counted).
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ BenchmarkRun.objects.update(fingerprint={"packages": {f"package-{n}": "1.2.3" fo
 six = story.measured(ago_s=86400, repeats=3) + story.measured(ago_s=3600, repeats=3, scale=0.9)
 print(json.dumps([str(run.pk) for run in six]))
 """
+FULL = ("the list", "by peak", "by P99, the slowest first")  # with as many rows either way; the others draw more where there are more runs
 LISTS = {
     "the list": "/benchmarks/", "its last page": "/benchmarks/?page=9999", "by peak": "/benchmarks/?sort=-peak",
     "by P99, the slowest first": "/benchmarks/?sort=-p99", "a search": "/benchmarks/?q=night+7",
@@ -121,7 +122,7 @@ def main() -> int:
                     milliseconds, size = consoles[index].get(path)
                     took[index].append(milliseconds)
             ratio = p95(took[1]) / p95(took[0])
-            good = good and ratio <= RATIO and size < BYTES
+            good = good and (ratio <= RATIO or name not in FULL) and size < BYTES
             each = [(console.cpu() - before) / asked.requests for console, before in zip(consoles, cpu, strict=True)]
             shown = [f"{statistics.median(one):.0f} / {p95(one):.0f}" for one in took]
             print(f"| {name} | {shown[0]} | {shown[1]} | {ratio:.2f} | {each[0]:.0f}, {each[1]:.0f} | {each[1] / each[0]:.2f} | "
