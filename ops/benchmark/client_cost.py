@@ -16,6 +16,8 @@ from ops.benchmark.stamped_connection import StampedConnection
 
 SWITCH_S = 0.0005  # another thread of ours (server's metrics, GPUs) may keep the interpreter so long; Python's default is 5 ms
 US = 1000
+PROBE_S = 0.025
+SPARSE_PROBE_S = 0.1  # a knock costs as much as 20 chunks; where every segment tells how long it waited, a few are enough
 
 
 class LagProbe:
@@ -24,7 +26,7 @@ class LagProbe:
     A timer would not do: an event loop's timers are good to a millisecond, as much as what is measured.
     """
 
-    def __init__(self, every_s: float = 0.025) -> None:
+    def __init__(self, every_s: float = PROBE_S) -> None:
         self.lags: array[int] = array("q")
         self._every_s = every_s
         self._stop = threading.Event()
@@ -32,10 +34,12 @@ class LagProbe:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         def knock() -> None:
-            while not self._stop.wait(self._every_s):
+            while True:
                 try:
                     loop.call_soon_threadsafe(self._heard, perf_counter_ns())
                 except RuntimeError:  # the loop has been closed
+                    return
+                if self._stop.wait(self._every_s):
                     return
 
         self._thread = threading.Thread(target=knock, name="lag-probe", daemon=True)
@@ -59,7 +63,7 @@ class CostMeter:
     """
 
     def __init__(self) -> None:
-        self._probe = LagProbe()
+        self._probe: LagProbe | None = None
         self._delays: array[int] | None = None
         self._cpu = self._wall = 0
         self._switch_s = sys.getswitchinterval()
@@ -69,6 +73,7 @@ class CostMeter:
             self._delays = loop.direct.delays
             del self._delays[:]
         sys.setswitchinterval(SWITCH_S)
+        self._probe = LagProbe(PROBE_S if self._delays is None else SPARSE_PROBE_S)
         self._probe.start(loop)
         self._cpu, self._wall = time.process_time_ns(), perf_counter_ns()
 
@@ -76,7 +81,7 @@ class CostMeter:
         """What it was. Stamps count as the kernel's if every one of the connections had them."""
         wall, cpu = perf_counter_ns() - self._wall, time.process_time_ns() - self._cpu
         sys.setswitchinterval(self._switch_s)
-        lags = self._probe.stop()
+        lags = self._probe.stop() if self._probe is not None else []
         delays = sorted(self._delays) if self._delays else []
         kernel = bool(delays) and all(connection.kernel_stamps for connection in connections)
         return ClientCost(
