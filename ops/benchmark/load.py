@@ -322,7 +322,7 @@ class Level:
             record.fail(ErrorKind.CONNECT, error.why or error.what)
             self._bad += 1
             self._view.failed()
-            self._next(slot)
+            self._next(slot, record.t_end)
             return
         if not slot.open or record.t_end is not None:
             slot.connection.close()
@@ -362,13 +362,14 @@ class Level:
         self._unread.append((record, raw))
         if self.live is not None:
             self._view.ended(slot.watch, raw)
-        self._next(slot)
+        self._next(slot, raw.ended_at)
         self._work.set()
 
-    def _next(self, slot: _Slot) -> None:
+    def _next(self, slot: _Slot, at: int) -> None:
+        """The slot is free since `at`, whenever we got round to it: what that took is the next request's queue delay."""
         slot.record = None
         if self.plan.load == "closed":
-            self._begin(slot, perf_counter_ns())
+            self._begin(slot, at)
         elif self._waiting and not self._stopped:
             self._put_on(slot, self._waiting.popleft())
         else:
@@ -426,10 +427,10 @@ class Level:
     def _enforce(self, now: int) -> None:
         """Cancel, error rate, time limits."""
         if not self._stopped:
-            ended = self._good + self._bad
+            sent = len(self._records) - len(self._waiting)  # in flight counts as good: failures are quick, so the first to end tell of nothing else
             if self.cancel():
                 self._stopped = "cancelled"
-            elif ended >= min(STOP_NEEDS, self.requests) and self._bad > self.settings.stop_error_rate * ended:
+            elif self._good + self._bad >= min(STOP_NEEDS, self.requests) and self._bad > self.settings.stop_error_rate * sent:
                 self._stopped = "errors"
         past = now > self._t0 + self._limit_ns
         hard = self._stopped in ("cancelled", "errors") or now > self._t0 + self._limit_ns + self._drain_ns

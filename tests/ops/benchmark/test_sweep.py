@@ -223,6 +223,14 @@ def test_too_many_errors_stop_the_sweep_and_keep_the_levels() -> None:
     assert result.levels[0]["finished"] == 8
 
 
+def test_failures_that_are_quicker_than_answers_do_not_pass_for_most_of_them() -> None:
+    """Five of eight are refused at once: the first to end, and yet they are not most of what was asked."""
+    refused = response(503, {"error": {"message": "busy"}})
+    with scripted(lambda n, body: [refused] if n <= 5 else [0.3, *good_stream(2)]) as server:
+        result = measure(server.url, model="m", max_tokens=2, concurrencies=[8], requests=16, warmup_per_slot=0.0)
+    assert (result.state, result.levels[0]["stopped"], result.levels[0]["finished"], result.levels[0]["errors"]) == ("done", "", 11, 5)
+
+
 def test_a_server_that_closes_each_connection_is_measured_with_the_connects_counted() -> None:
     head, *rest = good_stream(3)
     closing = [head.replace(b"transfer-encoding", b"connection: close\r\ntransfer-encoding"), *rest]
@@ -293,7 +301,7 @@ def test_an_open_loop_sends_at_its_rate_whatever_is_in_flight(rig: Path, tmp_pat
     assert (level["load"], level["value"], level["concurrency"], level["finished"], level["errors"]) == ("open", 50.0, None, 60, 0)
     _, records = read_level(tmp_path / result.run_id / "r50.npz")
     assert [record.t_sched for record in records] == load.arrivals(1, 50.0, 60)  # Poisson from the seed, not rescaled
-    assert all(record.t_send >= record.t_sched for record in records) and level["queue_p50_ms"] < 5
+    assert all(record.t_send >= record.t_sched for record in records) and level["queue_p50_ms"] < 100  # of 400
     assert level["steady_s"] is not None and level["connects_in_level"] < 20
     assert events[0][1]["rates"] == [50.0] and events[0][1]["concurrencies"] == []
 
