@@ -164,6 +164,7 @@ class LevelMetrics:
         """Flat JSON form: what events, results and the database hold."""
         tok_s = self.output_tok_s
         reasoning = self.reasoning_tokens
+        counted = self.output_tokens if self.counted_by == "usage" else None
         return {
             "load": self.load, "value": self.value, "concurrency": self.concurrency,
             "requests": self.requests, "sent": self.sent, "finished": self.finished, "errors": self.errors,
@@ -180,7 +181,7 @@ class LevelMetrics:
             "prompt_tokens": self.prompt_tokens,
             "prompt_tokens_mean": self.prompt_tokens / self.finished if self.prompt_tokens is not None and self.finished else None,
             "chunks": self.chunks, "counted_by": self.counted_by,
-            "tokens_per_chunk": self.output_tokens / self.chunks if self.output_tokens is not None and self.chunks else None,
+            "tokens_per_chunk": counted / self.chunks if counted is not None and self.chunks else None,
             **self.ttft.named("ttft", "ms", MS), **self.ttfc.named("ttfc", "ms", MS), **self.e2e.named("e2e", "s", S),
             **self.icl.named("icl", "ms", MS), **self.tpot.named("tpot", "ms", MS), **self.queue.named("queue", "ms", MS),
             **self.from_schedule.named("e2e_from_schedule", "s", S),
@@ -291,7 +292,7 @@ def level_metrics(records: Sequence[RequestRecord], *, load: str = "closed", val
     together = sum(1 for r in several if r.times[-1] - r.times[0] <= BUNCHED_NS * (len(r.times) - 1))
     fast, left_out = _goodput(good, slos, window) if slos else (0, None)
     goodput_window_s = steady_s if window else whole_s
-    offered, behind = _offered(records, good, window, whole, done_in_window) if load == "open" and whole else (None, False)
+    offered, behind = _offered(records, good, window, done_in_window) if load == "open" and whole else (None, False)
     with_content = [r for r in good if CONTENT in r.kinds]
     with_split = [r for r in good if r.reasoning_tokens is not None]
     queue = [r.t_send - r.t_sched for r in records if r.t_send >= r.t_sched]
@@ -355,20 +356,22 @@ def _pooled_gaps(good: Sequence[RequestRecord]) -> tuple[Spread, float | None]:
     return Spread(n, mean, at(50), at(90), at(99)), near / n
 
 
-def _offered(records: Sequence[RequestRecord], good: Sequence[RequestRecord], window: tuple[int, int] | None, whole: tuple[int, int],
+def _offered(records: Sequence[RequestRecord], good: Sequence[RequestRecord], window: tuple[int, int] | None,
              done: int | None) -> tuple[float | None, bool]:
-    """Requests a second that an open loop wanted out in the window (or the whole run), and whether the server fell behind.
+    """Requests a second that an open loop wanted out in the window (or from first to last), and whether the server fell behind.
 
     It fell behind where fewer than `OFFERED_LIMIT` of them came back, by more than the luck of arrivals explains: in a steady state the number
     in flight differs between a window's two ends by about its own square root.
     """
-    start, end = window or whole
+    start, end = window or (min(record.t_sched for record in records), max(record.t_sched for record in records))
     arrived = sum(1 for record in records if start <= record.t_sched <= end)
     seconds = (end - start) / S
     if not seconds:
         return None, False
-    if window is None or done is None or not good:
-        return arrived / seconds, False
+    if window is None or done is None or not good:  # latencies as long as all arrivals: more than the server's own time would explain waits
+        inside = arrived / seconds * sum(record.times[-1] - record.t_send for record in good) / len(good) / S if good else math.inf
+        left = sum(1 for record in records if record.t_end is None or record.t_end > end)
+        return arrived / seconds, left - inside > 3 * math.sqrt(max(1.0, inside))
     in_flight = arrived / seconds * sum(record.times[-1] - record.t_sched for record in good) / len(good) / S
     return arrived / seconds, done < OFFERED_LIMIT * arrived and arrived - done > 3 * math.sqrt(max(1.0, in_flight))
 

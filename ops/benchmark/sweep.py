@@ -268,8 +268,8 @@ class _Sweep:
                 "here collects them, so TTFT, ICL and TPOT tell when bunches came, not tokens")
         if metrics.queue.p50 is not None and metrics.queue.p50 > QUEUE_WARNING_MS * MS:
             say(f"{at}: requests left {metrics.queue.p50 / MS:.1f} ms late at the median (queue delay); latencies do not include it")
-        if "overloaded" in metrics.marks and metrics.offered_s is not None and metrics.steady_requests_s is not None:
-            say(f"{at}: {metrics.offered_s:.3g} requests/s went out and {metrics.steady_requests_s:.3g} came back: the server does not keep up, and "
+        if "overloaded" in metrics.marks and metrics.offered_s is not None and metrics.achieved_s is not None:
+            say(f"{at}: {metrics.offered_s:.3g} requests/s were offered and {metrics.achieved_s:.3g} came back: the server does not keep up, and "
                 "its latencies grow for as long as this goes on")
         if "reasoning only" in metrics.marks:
             share, more = metrics.length_before_content / metrics.finished, level["max_tokens_proposed"]

@@ -122,6 +122,7 @@ def test_tokens_without_usage_are_marked_as_counted_by_chunks() -> None:
     unknown.output_tokens = None
     made = level_metrics([unknown], value=1, requests=1)
     assert made.counted_by == "chunks" and "counted by chunks" in made.marks and made.output_tokens == 2
+    assert made.as_dict()["tokens_per_chunk"] is None  # not one: nobody said how many
 
 
 def test_queue_delay_is_from_schedule_to_send() -> None:
@@ -213,6 +214,15 @@ def test_the_steady_window_of_a_rate_is_from_one_latency_after_the_start_to_the_
 def test_a_server_that_falls_behind_its_arrivals_is_marked() -> None:
     made = level_metrics(poisson(10, 400, lambda i: 100 + 50 * i), load="open", value=10, requests=400)  # it does 6.7 a second
     assert "overloaded" in made.marks and made.achieved_s == pytest.approx(6.7, rel=0.05)
+
+
+def test_a_rate_whose_requests_wait_for_a_place_longer_than_all_arrivals_take_is_marked_with_the_rate_that_was_offered() -> None:
+    """A hundred in a second; one after the other gets in, for 100 ms each."""
+    made = level_metrics([request(0, 100 * i, [100 * i + 50, 100 * i + 100], sched=10 * i) for i in range(101)], load="open", value=100, requests=101)
+    assert made.steady_s is None and "overloaded" in made.marks
+    assert (made.offered_s, made.achieved_s) == (pytest.approx(101), pytest.approx(10))
+    soon = level_metrics([request(i, 10 * i, [10 * i + 50, 10 * i + 2000]) for i in range(101)], load="open", value=100, requests=101)
+    assert soon.steady_s is None and "overloaded" not in soon.marks  # it takes two seconds: nobody knows what would come later
 
 
 def test_latency_from_the_schedule_holds_the_queue_delay() -> None:
