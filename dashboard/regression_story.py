@@ -26,7 +26,8 @@ def panel(job: Job, run: BenchmarkRun | None) -> dict[str, Any] | None:
     """What the job's sweep was found to be against the baseline; None where it was held against none.
 
     `rows`: a level each, a cell for each of SHOWN. `have`, `base_have`: runs a side; `more`: how many more this side needs, or would decide what
-    three did not (0: none); `why_not`: why they cannot be measured now, or "". `verdicts`: the headline, once both sides have three runs.
+    three did not (0: none); `held`: levels that could be held against it; `why_not`: why more cannot be measured now, or "". `verdicts`: the
+    headline, once both sides have three runs.
     """
     told = readings.mapping((job.result or {}).get("regression"))
     if not told:
@@ -40,11 +41,12 @@ def panel(job: Job, run: BenchmarkRun | None) -> dict[str, Any] | None:
         "base": base, "run": run, "have": len(mine), "base_have": len(base), "more": max(0, MIN_RUNS - len(mine)), "need": MIN_RUNS,
         "titles": [METRICS[name].title for name in SHOWN], "words": readings.words(told.get("words"))[:WORDS_MOST],
         "compare": f"{reverse('compare')}?{urlencode([('side', _ids(base)), ('side', _ids(mine))])}" if base and mine else "",
-        "verdicts": None, "outside": 0}
+        "verdicts": None, "outside": 0, "held": 0}
     if min(len(mine), len(base)) >= MIN_RUNS and run is not None and run.state == "done":
         made |= _decided(base, mine, run)
     if made["verdicts"] is None:
         made |= {"rows": [_row(level) for level in _levels(told)]}
+        made["held"] = sum(1 for row in made["rows"] if row["comparable"])
         made["outside"] = sum(1 for row in made["rows"] for cell in row["cells"] if cell["outside"])
     made["why_not"] = _why_not(run, len(base))
     return made

@@ -20,7 +20,7 @@ def watch(document: Mapping[str, Any] | Sequence[Mapping[str, Any]], baseline: S
 
     `document`: the run, or several that are one side. `word`: "within the noise floor", "outside it (−6.2 %), not tested" or "not reported"; a
     verdict only where both sides have three runs. Of several runs the geometric mean counts. A level whose key differs from the baseline's is not
-    held against it: `why` says what differs.
+    held against it, nor is one of which more than 1 % of the requests failed (but for a verdict on the errors): `why` says so.
     """
     known = Floors.of(floors)
     news = readings.by_time([document] if isinstance(document, Mapping) else document)
@@ -72,6 +72,9 @@ def _level(place: tuple[str, float], news: Sequence[Mapping[str, Any]], runs: Se
             return made | {"why": f"not asked the same: {told}"}
     before, after = [level for _, level in old], [level for _, level in new]
     errors = compare_errors(before, after)
+    rates = [readings.error_rate(one) or 0.0 for one in (*before, *after)]
+    if max(rates) > readings.COMPARABLE_ERROR_RATE and errors.word not in VERDICTS:
+        return made | {"why": "more than 1 % of the requests failed", "errors": errors.note}
     metrics = []
     for name, metric in METRICS.items():
         one = compare_values([level.get(name) for level in before], [level.get(name) for level in after], name, floors.lookup(load, value, name))
@@ -86,9 +89,9 @@ def _words(levels: Sequence[Mapping[str, Any]]) -> list[str]:
     told = []
     for level in levels:
         if not level["comparable"]:
-            told.append(f"{level['label']}: not held against the baseline, {level['why']}")
-            continue
-        sentence = f"{level['label']}: {_sentence(level['metrics'])}"
+            sentence = f"{level['label']}: not held against the baseline, {level['why']}"
+        else:
+            sentence = f"{level['label']}: {_sentence(level['metrics'])}"
         told.append(f"{sentence}; {level['errors']}" if level["errors"] else sentence)
     return told
 

@@ -176,6 +176,13 @@ class _Comparing:
             return f"not comparable: {_named(differing)}"
         return ""
 
+    def _failing(self, index: int, place: Place) -> str:
+        """Where so many requests failed that what the others measured is not comparable."""
+        for one in (self.base, self.sides[index]):
+            if any((readings.error_rate(level) or 0.0) > readings.COMPARABLE_ERROR_RATE for level in one.at(place)):
+                return f"more than 1 % of the requests failed in {one.name}"
+        return ""
+
     def _differences(self, index: int, place: Place) -> list[tuple[str, Any, Any]]:
         side = self.sides[index]
         if index == 0 or place not in side.places or place not in self.base.places:
@@ -188,10 +195,7 @@ class _Comparing:
         side, withheld = self.sides[index], self._withheld(index, place)
         if withheld == "no such level on both sides":
             return {}
-        for one in (self.base, side):
-            rates = [rate for level in one.at(place) if (rate := readings.error_rate(level)) is not None]
-            if not withheld and any(rate > readings.COMPARABLE_ERROR_RATE for rate in rates):
-                withheld = f"more than 1 % of the requests failed in {one.name}"
+        withheld = withheld or self._failing(index, place)
         found = {metric: compare_values(self.base.values(place, metric), side.values(place, metric), metric, self.floors.lookup(*place, metric),
                                         withheld=withheld) for metric in METRICS}
         failed = self._errors(index, place)
@@ -276,24 +280,27 @@ class _Comparing:
         return [", ".join(dict.fromkeys(keys.shown(name, key[name]) for own in side.keys.values() for key in own)) for side in self.sides]
 
     def _headline(self, index: int, verdicts: dict[Place, dict[str, Verdict]], errors: dict[Place, ErrorVerdict | None]) -> dict[str, Any]:
-        """Geometric mean of the throughput's ratios over the paired levels, one value a pair of runs, Student's interval over these."""
+        """Geometric mean of the throughput's ratios over the paired levels, one value a pair of runs, Student's interval over these.
+
+        Levels of which too many requests failed count by their errors, and not in the mean."""
         side = self.sides[index]
         places = [place for place in self.places if place in verdicts and verdicts[place] and not self._withheld(index, place)]
-        both = list(zip(_values_by_place(self.base, places), _values_by_place(side, places), strict=False))
-        places = [place for place in places if both and all(place in one for pair in both for one in pair)]
-        pairs = [student.mean([math.log(b[place] / a[place]) for place in places]) for a, b in both] if places else []
+        sound = [place for place in places if not self._failing(index, place)]
+        both = list(zip(_values_by_place(self.base, sound), _values_by_place(side, sound), strict=False))
+        sound = [place for place in sound if both and all(place in one for pair in both for one in pair)]
+        pairs = [student.mean([math.log(b[place] / a[place]) for place in sound]) for a, b in both] if sound else []
         low, high = student.interval(pairs) if len(pairs) >= 2 else (None, None)
         counts = {name: _counted(places, verdicts, name) for name in METRICS}
         worse_errors = [place for place, one in errors.items() if one is not None and one.word == WORSE]
         made: dict[str, Any] = {
             "ratio": math.exp(student.mean(pairs)) if pairs else None, "low": None if low is None else math.exp(low),
-            "high": None if high is None else math.exp(high), "levels": len(places), "pairs": len(pairs), "counts": counts,
+            "high": None if high is None else math.exp(high), "levels": len(sound), "pairs": len(pairs), "counts": counts,
             "errors_worse": [readings.place_words(*place) for place in worse_errors],
             "errors": sum(one.errors_a + one.errors_b for one in errors.values() if one is not None),
             "tested": any(count[word] for count in counts.values() for word in VERDICTS), "blocked": self.blocked[index],
             "more_runs": max((one.more_runs for found in verdicts.values() for one in found.values() if one.more_runs is not None), default=None),
         }
-        return made | {"words": _headline_words(side.name, self.base.name, made, places, verdicts)}
+        return made | {"words": _headline_words(side.name, self.base.name, made, places, sound, verdicts)}
 
     def _notes(self) -> list[str]:
         notes = []
@@ -310,6 +317,8 @@ class _Comparing:
                 notes.append(f"{side.name} gets no verdict: {self.blocked[index]}")
             elif index and (order := _order(self.base, side)):
                 notes.append(order)
+            if index and len({_warm_up(one) for one in (self.base, side)} - {None}) > 1:
+                notes.append(f"{side.name} was warmed up with another number of requests than {self.base.name}")
             orders = {_settings(one, "order") for one in (self.base, side)} - {None}
             if index and len(orders) > 1:
                 notes.append(f"The levels of {side.name} ran in another order than those of {self.base.name}")
@@ -323,6 +332,8 @@ _MARKS = {
     "client-bound": "The client was at its limit, so these numbers tell of the client", "reasoning only": "Many requests ended before any answer",
     "bunched": "Chunks came in bunches, so times between tokens say little", "length not obeyed": "The server did not keep to the length asked for",
     "short": "Few requests, or a short window",
+    "cut": "Requests in flight were ended at a time limit, and their tokens are not counted",
+    "overloaded": "The server did not keep up with the rate, so its latencies tell of how long that went on",
 }
 
 
@@ -366,14 +377,15 @@ def _counted(places: list[Place], verdicts: dict[Place, dict[str, Verdict]], nam
     return counts
 
 
-def _headline_words(name: str, baseline: str, made: Mapping[str, Any], places: list[Place], verdicts: dict[Place, dict[str, Verdict]]) -> str:
+def _headline_words(name: str, baseline: str, made: Mapping[str, Any], places: list[Place], sound: list[Place],
+                    verdicts: dict[Place, dict[str, Verdict]]) -> str:
     """"B to A: +3.9 % (+2.7 % to +5.1 %), geometric mean over 8 levels. better: throughput at 2 of 8 levels"."""
     if made["blocked"]:
         return f"{name} is drawn beside {baseline} without a verdict: {made['blocked']}"
     if made["ratio"] is None:
         return f"{name} and {baseline} have no comparable level with a throughput in every run"
     between = f" ({percent(made['low'])} to {percent(made['high'])})" if made["low"] is not None else ""
-    of = f"geometric mean over {made['levels']} levels" if made["levels"] != 1 else f"at {readings.place_words(*places[0])}"
+    of = f"geometric mean over {made['levels']} levels" if made["levels"] != 1 else f"at {readings.place_words(*sound[0])}"
     sentences = [f"{name} to {baseline}: throughput {percent(made['ratio'])}{between}, {of}, {made['pairs']} "
                  f"{'pair' if made['pairs'] == 1 else 'pairs'} of runs"]
     for word in (BETTER, WORSE):
@@ -387,7 +399,7 @@ def _headline_words(name: str, baseline: str, made: Mapping[str, Any], places: l
     if not made["tested"]:
         sentences.append("difference, not tested: a verdict needs three runs a side")
     elif len(sentences) == 1:
-        same, every = made["counts"][HEADLINE][SAME], made["levels"]
+        same, every = made["counts"][HEADLINE][SAME], len(places)
         sentences.append(f"throughput {SAME} at {same} of {every} levels, nothing better or worse")
     return ". ".join(sentences)
 
@@ -407,6 +419,13 @@ def _stack(run: Mapping[str, Any]) -> str:
 def _settings(side: _Prepared, name: str) -> str | None:
     value = readings.mapping(side.runs[0].get("settings")).get(name)
     return value if isinstance(value, str) else None
+
+
+def _warm_up(side: _Prepared) -> tuple[float | None, float | None] | None:
+    """What its settings say of it; None where they say nothing."""
+    told = readings.mapping(side.runs[0].get("settings"))
+    found = readings.finite(told.get("warmup_per_slot")), readings.finite(told.get("warmup_slots"))
+    return None if None in found else found
 
 
 def _order(base: _Prepared, side: _Prepared) -> str:

@@ -54,5 +54,13 @@ def test_new_errors_are_told() -> None:
     assert "errors that the baseline has not: stalled" in told["words"][0]
 
 
+def test_a_level_of_which_too_many_requests_failed_is_not_held_against_it_but_by_its_errors() -> None:
+    told = watch(run(level(8, 100.0, errors=5, errors_by_kind={"http": 5})), side([277]))
+    assert (told["levels"][0]["comparable"], told["levels"][0]["why"], told["outside"]) == (False, "more than 1 % of the requests failed", 0)
+    assert told["words"][0].startswith("C=8: not held against the baseline, more than 1 % of the requests failed; errors that the baseline has not")
+    decided = watch([run(level(8, 280.0, errors=5, errors_by_kind={"http": 5}), started_at=float(900 + i)) for i in range(3)], side([277, 280, 274]))
+    assert metric(decided)["word"] == "worse"  # of three runs the errors decide
+
+
 def test_practice_is_not_held_against_real() -> None:
     assert watch(run(level(), practice=True), side([277]))["words"] == ["Not held against the baseline: practice is never held against real"]

@@ -105,6 +105,19 @@ def test_more_than_one_percent_of_errors_on_both_sides_leaves_nothing_to_compare
     assert word(told) == ("not tested", "more than 1 % of the requests failed in A")
 
 
+def test_a_level_of_which_too_many_requests_failed_is_not_in_the_mean_of_the_headline() -> None:
+    told = against(*([run(level(8, tok), level(32, 4 * tok * odd, errors=5, errors_by_kind={"http_500": 5}), started_at=float(i + 1))
+                      for i, tok in enumerate(side_of)] for side_of, odd in (([277, 280, 274], 1), ([250, 252, 248], 9))))["headlines"][1]
+    assert (told["levels"], told["ratio"]) == (1, pytest.approx((250 * 252 * 248 / 277 / 280 / 274) ** (1 / 3)))
+    assert "at C=8, 3 pairs of runs" in told["words"]
+
+
+def test_sides_that_were_warmed_up_otherwise_say_so() -> None:
+    a, b = ({"warmup_per_slot": per_slot, "warmup_slots": slots} for per_slot, slots in ((2.0, 32), (1.0, 4)))
+    told = against(side([1, 2], settings=a), side([1, 2], settings=b))
+    assert "B was warmed up with another number of requests than A" in told["notes"]
+
+
 def test_a_level_that_was_broken_off_is_not_counted() -> None:
     a, b = side([277, 280, 274]), side([276, 279, 20])
     b[2]["levels"][0]["state"] = "cancelled"
