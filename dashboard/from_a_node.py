@@ -4,12 +4,12 @@ them), no secret of known form (S12: nodes redact at the source; this is the sec
 from __future__ import annotations
 
 import json
-import math
 import re
 from typing import Any
 
 from ops.jobs.redact import redact
 
+LARGEST = 1e300
 _MAY_HOLD_A_SECRET = re.compile(r"(?i)hf_|sk-|sk_|bearer|://[^/\s]*@|api[_-]?key|token|passw|passph|secret|authorization|private|credential|_key|"
                                 r"eyj|akia|gh[pousr]_|github_pat|glpat-|nvapi-|xox|signature=|[?&](?:key|sig)=")
 
@@ -36,7 +36,7 @@ def _clean(value: Any, secrets: bool) -> Any:
         return {_clean(str(name), False): _clean_named(str(name), item, secrets) for name, item in value.items()}
     if isinstance(value, list):
         return [_clean(item, secrets) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):  # 1e999 is valid JSON and no number
+    if isinstance(value, int | float) and not -LARGEST < value < LARGEST:  # 1e999 is valid JSON and no number; nor is an integer beyond every float
         return None
     return value
 

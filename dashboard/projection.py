@@ -14,7 +14,6 @@ Events come in `seq` order and each only once: `recorder.py` sees to it.
 from __future__ import annotations
 
 import json
-import math
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -35,6 +34,7 @@ WORDS_KEPT = 200
 TROUBLES_KEPT = 50
 SMOKE_TEXT = 4000  # characters of a question and an answer; the node cuts there, too
 DEBRIS_KEPT = 200
+LEVELS_MAX = 200  # of a sweep
 GROUP_MOST = 1000  # runs that are measured together
 LEVELS_KEPT, METRICS_KEPT = 32, 12  # of a sweep against its baseline
 REGRESSION_BYTES = 128 * 1024
@@ -42,6 +42,9 @@ DIFF_LENGTH = 256 * 1024  # characters; the node cuts there, too
 FINGERPRINT_BYTES = 1024 * 1024  # some hundred packages are under 50 KB
 ADOPTION_BYTES = 128 * 1024  # of a record, and of a drop-in; a node refuses to tell longer ones
 CHANGES = ("changed", "extra", "missing")
+LARGEST = 1e300
+COUNT_MOST = 2**31 - 1  # of the columns that count
+SET_AT_THE_END = ("scaling_x", "scaling_efficiency")  # of levels that ran before the one that they are held against
 LEVEL_COLUMNS = ("output_tok_s", "e2e_mean_s", "e2e_p50_s", "e2e_p99_s", "ttft_p50_ms", "tpot_p50_ms")
 
 
@@ -364,9 +367,11 @@ class JobProjection:
             "group_index": int(index) if index is not None and 0 <= index < GROUP_MOST else 0, "sweep_key": text(data.get("sweep_key"), 64),
             "settings": {name: value for name, value in data.items() if name != "fingerprint"}, "fingerprint": fingerprint})
         for concurrency in data.get("concurrencies") or []:
-            BenchmarkLevel.objects.get_or_create(run=run, load="closed", value=int(concurrency), defaults={"concurrency": int(concurrency)})
+            if (slots := count(concurrency)) is not None:
+                BenchmarkLevel.objects.get_or_create(run=run, load="closed", value=slots, defaults={"concurrency": slots})
         for rate in data.get("rates") or []:
-            BenchmarkLevel.objects.get_or_create(run=run, load="open", value=float(rate))
+            if (wanted := number(rate)) is not None:
+                BenchmarkLevel.objects.get_or_create(run=run, load="open", value=wanted)
         run_summaries.summarise(run)
         ids = self.job.result.setdefault("run_ids", [])
         if str(run.pk) not in ids:
@@ -374,12 +379,12 @@ class JobProjection:
         self.result_dirty = True
 
     def _level_started(self, data: dict[str, Any], at: datetime) -> None:
-        self._level(data, data["run_id"], state="running", requests=int(data.get("requests") or 0))
+        self._level(data, data["run_id"], state="running", requests=count(data.get("requests")) or 0)
 
     def _level_finished(self, data: dict[str, Any], at: datetime) -> None:
         metrics = data["metrics"]
         columns = {name: number(metrics.get(name)) for name in LEVEL_COLUMNS}
-        counts = {name: int(metrics[name]) for name in ("requests", "finished", "errors") if metrics.get(name) is not None}
+        counts = {name: found for name in ("requests", "finished", "errors") if (found := count(metrics.get(name))) is not None}
         state = str(metrics.get("state") or "done")[:12]
         detail = metrics.get("detail") if isinstance(metrics.get("detail"), dict) else {}
         kept = {name: value for name, value in metrics.items() if name != "detail"}
@@ -399,7 +404,18 @@ class JobProjection:
         if isinstance(result.get("short"), bool):  # by what was measured; at the start only by plan
             run.short = result["short"]
         run.save(update_fields=["finished_at", "state", "settings", "fingerprint", "warnings", "sweep_key", "tool_version", "short"])
+        self._correct_levels(run, items(result.get("levels"), LEVELS_MAX))
         run_summaries.summarise(run)
+
+    def _correct_levels(self, run: BenchmarkRun, told: list[dict[str, Any]]) -> None:
+        """What a level could not say of itself when it ended: concurrency 1, which the others are held against, may have come after it."""
+        known = {(level.load, level.value): level for level in run.levels.only("load", "value", "metrics")}
+        for one in told:
+            level = known.get((text(one.get("load"), 8) or "closed", number(one.get("value", one.get("concurrency"))) or 0.0))
+            changed = {name: found for name in SET_AT_THE_END if (found := number(one.get(name))) is not None}
+            if level is not None and level.metrics and changed.items() - level.metrics.items():
+                level.metrics |= changed
+                level.save(update_fields=["metrics"])
 
     def _noise_floor(self, data: dict[str, Any], at: datetime) -> None:
         self.job.result["noise_floor"] = {"rows": noise_floors.store(self.job, data, at), "sweep_key": text(data.get("sweep_key"), 64),
@@ -423,16 +439,22 @@ class JobProjection:
         if value is None:
             raise ValueError(f"no level: {str(of)[:80]}")
         if load == "closed":
-            values["concurrency"] = int(value)
+            values["concurrency"] = count(value)
         BenchmarkLevel.objects.update_or_create(run=run, load=load, value=value, defaults=values)
         return run
 
 
 def number(value: Any) -> float | None:
     """A finite number, or None: unknown is not 0, and JSON columns take no NaN."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST < value < LARGEST:  # an integer may be beyond every float
         return None
     return float(value)
+
+
+def count(value: Any) -> int | None:
+    """How many, if the columns that count can hold it; else None."""
+    found = number(value)
+    return int(found) if found is not None and 0 <= found <= COUNT_MOST else None
 
 
 def text(value: Any, length: int) -> str:

@@ -120,7 +120,7 @@ def _record_job(job: Job, said: Sequence[Event], done: Recorded) -> None:
             else:
                 with transaction.atomic():
                     projection.apply(event)
-        except (KeyError, TypeError, ValueError, AttributeError, ObjectDoesNotExist, DatabaseError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, ObjectDoesNotExist, DatabaseError) as error:
             if isinstance(error, DatabaseError) and not connection.is_usable():
                 raise
             # The event itself is stored; one that a newer or a broken node formed otherwise must not hold up all others

@@ -160,5 +160,5 @@ class Event:
             raise ValueError("not an event: it is nested too deep") from error
         try:
             return cls(job=str(raw["job"]), seq=int(raw["seq"]), at=float(raw["at"]), type=str(raw["type"]), data=dict(raw["data"]))
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"not an event: {error!r}") from error

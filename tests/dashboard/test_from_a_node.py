@@ -7,6 +7,7 @@ from dashboard import from_a_node
 
 @pytest.mark.parametrize(("text", "value"), [
     ('{"a": [NaN, Infinity, -1e999, 1.5]}', {"a": [None, None, None, 1.5]}),
+    ('{"a": [1' + "0" * 400 + ', -1' + "0" * 400 + ', 7, true]}', {"a": [None, None, 7, True]}),
     ('{"a": "x\\u0000y", "b": "\\ud800"}', {"a": "x\ufffdy", "b": "?"}),
     ('{"command": "vllm serve /m --api-key CANARY1", "api_key": "CANARY2"}',
      {"command": "vllm serve /m --api-key [redacted]", "api_key": "[redacted]"}),

@@ -275,6 +275,7 @@ def line(**more: object) -> str:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"job": 1}', line(job="../../etc"), line(seq=0), line(seq=2**40), line(at="soon"),
+                                  line(at=10**400), line(seq=10**400),
                                   line(data="x"), "[" * 100_000])
 def test_what_is_no_event_is_refused(text: str) -> None:
     with pytest.raises((ValueError, RecursionError)):

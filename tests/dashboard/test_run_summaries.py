@@ -80,6 +80,41 @@ def test_a_job_that_has_ended_leaves_no_run_running(told: tuple[Job, Speaker], s
     assert list(BenchmarkLevel.objects.filter(run=run).values_list("state", flat=True)) == ["done", "failed"]
 
 
+def test_levels_that_ran_before_concurrency_1_are_scaled_when_the_sweep_ends(told: tuple[Job, Speaker]) -> None:
+    node = told[1]
+    run_id = str(uuid.uuid4())
+    node.claimed()
+    node.event(EventType.SWEEP_STARTED, run_id=run_id, preset="quick", concurrencies=[8, 1])
+    eight = {"load": "closed", "value": 8, "state": "done", "output_tok_s": 240.0, "scaling_x": None, "scaling_efficiency": None, "errors": 0}
+    one = eight | {"value": 1, "output_tok_s": 60.0, "scaling_x": 1.0, "scaling_efficiency": 1.0}
+    for level in (eight, one):
+        node.event(EventType.LEVEL_FINISHED, run_id=run_id, metrics=level | {"detail": {"ecdf": {"ttft_ms": [1.0] * 101}}})
+    node.event(EventType.SWEEP_FINISHED, run_id=run_id, result={"state": "done", "levels": [
+        eight | {"scaling_x": 4.0, "scaling_efficiency": 0.5, "output_tok_s": 7}, one, "no level", {"load": "closed", "value": 512, "scaling_x": 9.0},
+        {"load": "closed", "value": 10**400, "scaling_x": 10**400}]})
+    record(node.said)
+    levels = BenchmarkLevel.objects.filter(run=run_id)
+    assert [(level.value, level.metrics["scaling_x"], level.metrics["scaling_efficiency"]) for level in levels] == [(1, 1.0, 1.0), (8, 4.0, 0.5)]
+    assert levels.get(value=8).metrics["output_tok_s"] == levels.get(value=8).output_tok_s == 240
+    assert len(levels.get(value=8).detail["ecdf"]["ttft_ms"]) == 101
+
+
+def test_numbers_beyond_every_column_are_left_out(told: tuple[Job, Speaker]) -> None:
+    job, node = told
+    run_id, huge = str(uuid.uuid4()), 10**400
+    node.claimed()
+    node.event(EventType.SWEEP_STARTED, run_id=run_id, preset="quick", concurrencies=[1, huge, 2**40], rates=[huge], group_index=huge)
+    level = {"load": "closed", "value": 1, "output_tok_s": huge, "finished": huge, "errors": 2**40}
+    node.event(EventType.LEVEL_FINISHED, run_id=run_id, metrics=level)
+    node.event(EventType.LEVEL_STARTED, run_id=run_id, load="closed", value=1, requests=huge)
+    node.finished(duration_s=huge)
+    record(node.said)
+    row, = BenchmarkLevel.objects.filter(run=run_id)
+    assert (row.value, row.output_tok_s, row.requests, row.finished, row.errors) == (1, None, 0, 0, 0)
+    job.refresh_from_db()
+    assert (job.state, job.duration_s) == ("succeeded", None)
+
+
 def test_nonsense_of_a_node_in_a_sweep_is_left_out_and_the_rest_goes_on(service: Service, told: tuple[Job, Speaker]) -> None:
     job, node = told
     run_id = str(uuid.uuid4())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -142,7 +141,7 @@ def clean(value: Any, most: int) -> str:
 
 def number(value: Any) -> float | None:
     """A finite number of a possible size, or None. A bool is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > LARGEST:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:  # also NaN, and an integer beyond every float
         return None
     return float(value)
 
