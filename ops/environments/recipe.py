@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import platform
 import re
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -34,11 +34,13 @@ ENV_MAX = 500
 GUARDS_MAX = 500
 LEVELS_MAX = 200
 PHASES_MAX = 50
+LARGEST = 1e300
 TEXT_MAX = 4096
 LABEL_MAX = 120
 # What of a level goes into a recipe: the numbers that people compare
 LEVEL_NUMBERS = ("concurrency", "requests", "finished", "errors", "output_tok_s", "output_tok_s_per_gpu", "scaling_x", "ttft_p50_ms", "ttft_p99_ms",
                  "tpot_p50_ms", "tpot_p99_ms", "e2e_mean_s", "e2e_p50_s", "e2e_p99_s", "power_mean_w")
+COUNTS = ("requests", "finished", "errors")
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 _PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,3})?([a-z0-9.+-]{0,20})\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}\Z")
@@ -154,7 +156,7 @@ def _reference(given: Mapping[str, Any] | None, record: ServiceRecord, release: 
     if isinstance(sweep, Mapping) and sweep.get("levels"):
         told["sweep"] = {
             "run_id": sweep.get("run_id"), "preset": sweep.get("preset"), "at": sweep.get("at") or sweep.get("started_at"),
-            "short": bool(sweep.get("short")),
+            "short": bool(sweep.get("short")), **({"runs": int(runs)} if (runs := _number(sweep.get("runs"))) and runs > 1 else {}),
             "levels": [{**{name: _number(level.get(name)) for name in LEVEL_NUMBERS}, "marks": [str(mark) for mark in level.get("marks") or []],
                         **({"load": "open", "value": _number(level.get("value"))} if level.get("load") == "open" else {})}
                        for level in sweep["levels"][:LEVELS_MAX]]}
@@ -167,13 +169,15 @@ def _reference(given: Mapping[str, Any] | None, record: ServiceRecord, release: 
 
 
 def _number(value: Any) -> float | int | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
+    """A finite number; an integer may be beyond every float."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST else None
 
 
 def reference_from(record: ServiceRecord, release: Path, runs: Path) -> dict[str, Any] | None:
     """Reference numbers out of the node's own runs (`runs/<id>/result.json`): the newest whole sweep of that release; one with few requests only if
-    there is no other. None: there was none."""
+    there is no other. Of a sweep that was repeated (one group), the median of its whole runs for each level. None: there was none."""
     best: tuple[bool, float, dict[str, Any]] | None = None
+    groups: dict[str, list[dict[str, Any]]] = {}
     for path in runs.glob("*/result.json"):
         try:
             raw = json.loads(model_files.read_limited(path))
@@ -185,10 +189,38 @@ def reference_from(record: ServiceRecord, release: Path, runs: Path) -> dict[str
         if raw.get("practice") is not record.practice or not isinstance(raw.get("levels"), list):
             continue
         rank = (not raw.get("short"), float(_number(raw.get("started_at")) or 0))
+        levels = [{name: level.get(name) for name in (*LEVEL_NUMBERS, "load", "value", "marks", "state")} for level in raw["levels"][:LEVELS_MAX]
+                  if isinstance(level, dict)]
+        group = raw.get("group") if isinstance(raw.get("group"), str) else None
+        sweep = {"run_id": raw.get("run_id"), "preset": raw.get("preset"), "at": raw.get("started_at"), "short": raw.get("short"), "levels": levels}
+        if group is not None:
+            groups.setdefault(group, []).append(sweep)
         if best is None or rank > best[:2]:
-            best = (*rank, {"sweep": {"run_id": raw.get("run_id"), "preset": raw.get("preset"), "at": raw.get("started_at"),
-                                      "short": raw.get("short"), "levels": raw["levels"]}})
-    return best[2] if best else None
+            best = (*rank, sweep | {"group": group})
+    if best is None:
+        return None
+    newest = best[2]
+    together = [one for one in groups.get(newest.pop("group") or "", []) if bool(one["short"]) is bool(newest["short"])]
+    return {"sweep": newest if len(together) < 2 else newest | {"levels": _medians(newest, together), "runs": len(together)}}
+
+
+def _medians(newest: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The levels of the newest run with the median over all runs that ended the level; what counts is of all of them together, and so are marks."""
+    def at(level: Mapping[str, Any]) -> tuple[Any, Any]:
+        return level.get("load") or "closed", level.get("value") if level.get("load") == "open" else level.get("concurrency")
+
+    made = []
+    for level in newest["levels"]:
+        same = [one for run in runs for one in run["levels"] if at(one) == at(level) and (one.get("state") or "done") == "done"] or [level]
+        merged = dict(level)
+        for name in LEVEL_NUMBERS:
+            numbers = [found for one in same if (found := _number(one.get(name))) is not None]
+            if name != "concurrency":
+                merged[name] = None if not numbers else sum(numbers) if name in COUNTS else statistics.median(numbers)
+        merged["marks"] = list(dict.fromkeys(str(mark) for one in same for mark in (one.get("marks") or [] if isinstance(one.get("marks"), list)
+                                                                                    else [])))
+        made.append(merged)
+    return made
 
 
 def save(record: ServiceRecord, recipe: Mapping[str, Any]) -> Path:
@@ -413,7 +445,8 @@ def _references(value: Any) -> None:
     _keys(value, ("sweep", "warmup"))
     sweep, warmup = value["sweep"], value["warmup"]
     if sweep is not None:
-        _keys(sweep, ("run_id", "preset", "at", "short", "levels"))
+        _keys(sweep, ("run_id", "preset", "at", "short", "levels", *(("runs",) if "runs" in sweep else ())))  # of a single run there is none
+        _expect("runs" not in sweep or (type(sweep["runs"]) is int and 1 < sweep["runs"] <= 1000), "`runs` is no number of runs")
         _optional(_matching(_WORD))(sweep["run_id"])
         _optional(_matching(_WORD))(sweep["preset"])
         _optional(_moment)(sweep["at"])

@@ -157,6 +157,27 @@ def test_reference_numbers_come_out_of_the_nodes_own_runs(service: ServiceRecord
     assert recipe.make(service, good, reference=found)["reference"]["sweep"]["levels"][0]["output_tok_s"] == 277.1
 
 
+def test_reference_numbers_of_a_repeated_sweep_are_its_median(service: ServiceRecord, good: Path, tmp_path: Path):
+    def run(name: str, tok_s: float, **given: Any) -> None:
+        (tmp_path / name).mkdir()
+        level = LEVEL | {"output_tok_s": tok_s, "finished": 40, "errors": 1, "marks": [name]} | given.pop("level", {})
+        told = {"run_id": name, "preset": "full", "state": "done", "short": False, "practice": True, "started_at": 1.0, "levels": [level, "none"],
+                "group": "g", "fingerprint": {"service": service.name, "release": good.name}} | given
+        (tmp_path / name / "result.json").write_text(json.dumps(told))
+
+    run("one", 270.0)
+    run("two", 290.0)
+    run("three", 100.0, started_at=2.0)
+    run("broken-off", 5.0, level={"state": "failed"})
+    run("short", 1.0, short=True)
+    run("failed", 2.0, state="failed")
+    run("of-another-group", 3.0, started_at=0.5, group="h")
+    sweep = recipe.make(service, good, reference=recipe.reference_from(service, good, tmp_path))["reference"]["sweep"]
+    (level,) = sweep["levels"]
+    assert (sweep["run_id"], sweep["runs"], level["output_tok_s"], level["finished"], level["errors"]) == ("three", 4, 270.0, 120, 3)
+    assert sorted(level["marks"]) == ["one", "three", "two"] and level["concurrency"] == LEVEL["concurrency"]
+
+
 # ---- files ----
 
 
