@@ -205,13 +205,14 @@ def _benchmark_lines(report: dict[str, Any]) -> list[str]:
     endpoint = "Completions" if any(m.get("endpoint_kind") == "completions" for m in part["levels"]) else "Chat completions"
     rates = any(m.get("load") == "open" for m in part["levels"])
     lines = [f"{endpoint}, {part['max_tokens']} output tokens, preset {part['preset']}{short}.", "",
-             f"| {'requests/s offered' if rates else 'concurrency'} | output tok/s | mean latency | P50 | P99 | TTFT P50 | requests | errors |",
-             "| ---: " * 8 + "|"]
+             f"| {'requests/s offered' if rates else 'concurrency'} | output tok/s | mean latency | P50 | P99 | TTFT P50 | requests | errors | marks |",
+             "| ---: " * 8 + "| --- |"]
     for m in part["levels"]:
         lines.append("| " + " | ".join([
             f"{m['value']:g}" if m.get("load") == "open" else str(m["concurrency"]), number(m.get("output_tok_s"), 0),
             seconds(m.get("e2e_mean_s")), seconds(m.get("e2e_p50_s")),
             seconds(m.get("e2e_p99_s")), number(m.get("ttft_p50_ms"), 0, " ms"), str(m.get("finished")), str(m.get("errors")),
+            ", ".join(m.get("marks") or []),
         ]) + " |")
     if baseline := part.get("baseline"):
         of = " ".join(filter(None, (_cell(baseline["label"]), f"(release `{baseline['release']}`)" if baseline["release"] else "")))

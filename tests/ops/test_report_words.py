@@ -23,3 +23,12 @@ def test_a_change_is_a_row_of_the_table() -> None:
     told = lines([{"name": "vllm", "old": "0.16.0", "new": None, "why": "asked for"}], [{"path": "a"}, {"path": "b"}])
     assert "| package | before | after | why |\n| --- | --- | --- | --- |\n| vllm | 0.16.0 | removed | asked for |\n\n1 changed" in told
     assert "2 patched files of the old release are on the patch shelf" in told
+
+
+def test_a_level_stands_in_the_report_with_its_errors_and_what_its_numbers_are_not_good_for() -> None:
+    level = {"load": "closed", "value": 8, "concurrency": 8, "output_tok_s": 1239.4, "e2e_mean_s": 8.42, "e2e_p50_s": 8.4, "e2e_p99_s": None,
+             "ttft_p50_ms": 51.0, "finished": 78, "errors": 2, "marks": ["short", "errors"]}
+    told = report._benchmark_lines({"benchmark": {"levels": [level], "max_tokens": 64, "preset": "quick", "short": True, "baseline": {
+        "label": "r13", "release": "0.15.1", "words": ["C=8: within the noise floor"]}}})
+    assert "| 8 | 1,239 | 8.4 s | 8.4 s | n/a | 51 ms | 78 | 2 | short, errors |" in told
+    assert told[-3:] == ["Against the baseline r13 (release `0.15.1`), not interleaved:", "", "- C=8: within the noise floor"]

@@ -223,6 +223,21 @@ def test_too_many_errors_stop_the_sweep_and_keep_the_levels() -> None:
     assert result.levels[0]["finished"] == 8
 
 
+@pytest.mark.parametrize(("hits", "told"), [(5.0, False), (20.0, True)])
+def test_prompts_that_came_from_the_prefix_cache_are_told_above_one_percent(hits: float, told: bool) -> None:
+    looks = iter(range(1000))
+
+    def metrics(body: Any) -> bytes:
+        n = next(looks)
+        text = f"vllm:prefix_cache_queries_total 0{1000 * n}.0\nvllm:prefix_cache_hits_total {hits * n}\n".encode()
+        return b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n" % len(text) + text
+
+    with scripted(lambda n, body: good_stream(2), paths={"/metrics": metrics}) as server:
+        result = measure(server.url, model="m", max_tokens=2)
+    assert result.levels[0]["server"]["prefix_hit_rate"] == pytest.approx(hits / 1000)
+    assert any("2 % of the prompt tokens came from the prefix cache" in text for text in result.warnings) is told
+
+
 def test_failures_that_are_quicker_than_answers_do_not_pass_for_most_of_them() -> None:
     """Five of eight are refused at once: the first to end, and yet they are not most of what was asked."""
     refused = response(503, {"error": {"message": "busy"}})
