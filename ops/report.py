@@ -205,7 +205,8 @@ def _benchmark_lines(report: dict[str, Any]) -> list[str]:
     endpoint = "Completions" if any(m.get("endpoint_kind") == "completions" for m in part["levels"]) else "Chat completions"
     rates = any(m.get("load") == "open" for m in part["levels"])
     lines = [f"{endpoint}, {part['max_tokens']} output tokens, preset {part['preset']}{short}.", "",
-             f"| {'requests/s offered' if rates else 'concurrency'} | output tok/s | mean latency | P50 | P99 | TTFT P50 | requests | errors | marks |",
+             f"| {'requests/s offered' if rates else 'concurrency'} | output tok/s | mean latency | P50 | P99 | TTFT P50 | requests | errors | "
+             "marks |",
              "| ---: " * 8 + "| --- |"]
     for m in part["levels"]:
         lines.append("| " + " | ".join([
