@@ -413,7 +413,7 @@ class JobProjection:
         for one in told:
             level = known.get((text(one.get("load"), 8) or "closed", number(one.get("value", one.get("concurrency"))) or 0.0))
             changed = {name: found for name in SET_AT_THE_END if (found := number(one.get(name))) is not None}
-            if level is not None and level.metrics and changed.items() - level.metrics.items():
+            if level is not None and level.metrics and any(level.metrics.get(name) != value for name, value in changed.items()):
                 level.metrics |= changed
                 level.save(update_fields=["metrics"])
 
