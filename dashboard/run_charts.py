@@ -82,6 +82,7 @@ def point(level: Any) -> dict[str, Any]:
         for part in ("p50", "p90", "p99"):
             found[f"{name}_{part}"] = rounded(metrics.get(f"{name}_{part}_{unit}"))
     found["ttfc_p50"] = rounded(metrics.get("ttfc_p50_ms"))
+    found["with_queue_p50"] = rounded(metrics.get("e2e_from_schedule_p50_s"))
     found["e2e_p50"] = found["e2e_p50"] if found["e2e_p50"] is not None else rounded(level.e2e_p50_s)
     found["e2e_p99"] = found["e2e_p99"] if found["e2e_p99"] is not None else rounded(level.e2e_p99_s)
     found["ttft_p50"] = found["ttft_p50"] if found["ttft_p50"] is not None else rounded(level.ttft_p50_ms)

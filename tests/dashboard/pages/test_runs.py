@@ -127,6 +127,14 @@ def test_numbers_that_are_none_are_left_out_of_a_runs_page(visitor: Client, runs
     assert told["seconds"] is None and told["timeline"] == [{"q": None, "s": 1.0, "f": None, "c": None, "e": None, "err": ""}]
 
 
+def test_a_queue_delay_above_a_millisecond_stands_beside_the_latency_that_holds_it(visitor: Client, runs: dict[str, BenchmarkRun]) -> None:
+    run = runs["plain"]
+    for queue, told in ((0.9, False), (5020.0, True)):
+        run.levels.update(metrics={"queue_p50_ms": queue, "queue_p99_ms": None, "e2e_p50_s": 8.4, "e2e_from_schedule_p50_s": 13.42})
+        seen = text(visitor.get(f"/benchmarks/{run.pk}/"))
+        assert ("P50 with queue" in seen) is told and ("13.4" in seen) is told
+
+
 def test_a_label_notes_and_tags_are_found_by_a_search(member: Client, runs: dict[str, BenchmarkRun]) -> None:
     address = f"/benchmarks/{runs['plain'].pk}/edit/"
     assert member.post(address, {"label": "Quiet night", "tags": "One two, nightly ,, nightly", "notes": "fans at 40 %"}).status_code == 302
