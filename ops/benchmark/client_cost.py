@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Sequence
 from time import perf_counter_ns
 
+from ops.benchmark.kernel_stamps import KernelClock
 from ops.benchmark.metrics import MS, ClientCost, percentile
 from ops.benchmark.socket_loop import SocketLoop
 from ops.benchmark.stamped_connection import StampedConnection
@@ -65,12 +66,14 @@ class CostMeter:
     def __init__(self) -> None:
         self._probe: LagProbe | None = None
         self._delays: array[int] | None = None
-        self._cpu = self._wall = 0
+        self._clock: KernelClock | None = None
+        self._cpu = self._wall = self._steps = 0
         self._switch_s = sys.getswitchinterval()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         if isinstance(loop, SocketLoop):
-            self._delays = loop.direct.delays
+            self._delays, self._clock = loop.direct.delays, loop.direct.clock
+            self._steps = self._clock.steps
             del self._delays[:]
         sys.setswitchinterval(SWITCH_S)
         self._probe = LagProbe(PROBE_S if self._delays is None else SPARSE_PROBE_S)
@@ -88,7 +91,8 @@ class CostMeter:
             lag_p50_ms=_in(MS, percentile(lags, 50)), lag_p99_ms=_in(MS, percentile(lags, 99)), lag_max_ms=_in(MS, lags[-1] if lags else None),
             cpu_share=cpu / wall if wall else None, connects_in_level=connects, retries=retries, stamps="kernel" if kernel else "own",
             kernel_delay_p50_us=_in(US, percentile(delays, 50)), kernel_delay_p99_us=_in(US, percentile(delays, 99)),
-            kernel_delay_max_us=_in(US, delays[-1] if delays else None))
+            kernel_delay_max_us=_in(US, delays[-1] if delays else None),
+            clock_steps=self._clock.steps - self._steps if self._clock is not None and kernel else None)
 
 
 def _in(unit: float, value: float | None) -> float | None:

@@ -58,6 +58,7 @@ class LevelOutcome:
     started_at: float  # time.time() at the same moment
     client: ClientCost
     stopped: str = ""
+    waited: int = 0  # arrivals of an open loop that found as many requests in flight as may be
 
     @property
     def ended(self) -> int:
@@ -151,7 +152,7 @@ class Level:
         self._open_slots = 0
         self._stopped = ""
         self._t0 = 0
-        self._connects = self._retries = 0
+        self._connects = self._retries = self._waited = 0
         self._good = self._bad = 0  # read so far
         self._tasks: set[asyncio.Task[None]] = set()
         while self._room_to_make():
@@ -198,7 +199,7 @@ class Level:
             self._over.set()
             self._work.set()
         await reader
-        return LevelOutcome(self.plan, self._records, self._t0, started_at, cost, self._stopped)
+        return LevelOutcome(self.plan, self._records, self._t0, started_at, cost, self._stopped, self._waited)
 
     def _connections_wanted(self) -> int:
         """How many are opened before the level. A rate needs as many as it keeps in flight (Little's law), and some for its luck."""
@@ -289,6 +290,7 @@ class Level:
                 self._put_on(slot, record)
             else:
                 self._waiting.append(record)
+                self._waited += 1
         self._end_if_done()
 
     def _free_slot(self) -> _Slot | None:

@@ -85,6 +85,7 @@ class ClientCost:
     kernel_delay_p50_us: float | None = None  # user space less kernel receive time
     kernel_delay_p99_us: float | None = None
     kernel_delay_max_us: float | None = None
+    clock_steps: int | None = None  # how often the wall clock, which the kernel stamps with, was set meanwhile; None where it does not stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,7 @@ class LevelMetrics:
             "client_cpu_share": self.client.cpu_share, "connects_in_level": self.client.connects_in_level, "retries": self.client.retries,
             "stamps": self.client.stamps, "kernel_delay_p50_us": self.client.kernel_delay_p50_us,
             "kernel_delay_p99_us": self.client.kernel_delay_p99_us, "kernel_delay_max_us": self.client.kernel_delay_max_us,
+            "client_clock_steps": self.client.clock_steps,
             "marks": list(self.marks),
         }
 

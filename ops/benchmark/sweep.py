@@ -22,7 +22,7 @@ from ops.benchmark.comparing.keys import sweep_key
 from ops.benchmark.endpoint import Endpoint, inspect, require_model, require_practice
 from ops.benchmark.level_detail import level_detail
 from ops.benchmark.live_view import LiveSecond
-from ops.benchmark.load import Level, LevelOutcome, every_request_failed, warm_up
+from ops.benchmark.load import MAX_IN_FLIGHT, Level, LevelOutcome, every_request_failed, warm_up
 from ops.benchmark.metrics import BUNCHED_LIMIT, MS, LevelMetrics, level_metrics, steady_window
 from ops.benchmark.presets import MAX_TOKENS, LevelPlan, SweepSettings
 from ops.benchmark.prompt_length import PromptLength, calibrate
@@ -268,6 +268,13 @@ class _Sweep:
                 "here collects them, so TTFT, ICL and TPOT tell when bunches came, not tokens")
         if metrics.queue.p50 is not None and metrics.queue.p50 > QUEUE_WARNING_MS * MS:
             say(f"{at}: requests left {metrics.queue.p50 / MS:.1f} ms late at the median (queue delay); latencies do not include it")
+        if outcome.waited and self.settings.max_in_flight is None:
+            say(f"{at}: {outcome.waited:,} of {metrics.sent:,} requests did not leave when they were wanted, because {MAX_IN_FLIGHT:,} were in "
+                "flight, the most that are at once: from then on this was no open loop, and the wait is in the queue delay only")
+        if metrics.client.clock_steps:
+            times = "once" if metrics.client.clock_steps == 1 else f"{metrics.client.clock_steps} times"
+            say(f"{at}: this machine's wall clock was set {times} while the level ran. The kernel stamps with it, so chunks within 10 ms of that "
+                "may have a wrong time")
         if "overloaded" in metrics.marks and metrics.offered_s is not None and metrics.achieved_s is not None:
             say(f"{at}: {metrics.offered_s:.3g} requests/s were offered and {metrics.achieved_s:.3g} came back: the server does not keep up, and "
                 "its latencies grow for as long as this goes on")

@@ -35,7 +35,8 @@ NUMBERS = (
     "spread_p99_p50", "scaling_x", "scaling_efficiency", "length_before_content", "bunched_share", "whole_answers_share",
     "power_mean_w", "tokens_per_joule", "energy_j",
     "client_lag_p50_ms", "client_lag_p99_ms", "client_lag_max_ms", "client_cpu_share", "connects_in_level", "retries", "goodput_s",
-    "goodput_left_out", "offered_s", "achieved_s", "kernel_delay_p50_us", "kernel_delay_p99_us", "kernel_delay_max_us", "max_tokens",
+    "goodput_left_out", "offered_s", "achieved_s", "kernel_delay_p50_us", "kernel_delay_p99_us", "kernel_delay_max_us", "client_clock_steps",
+    "max_tokens",
     "max_tokens_proposed", "prompt_words", "prompt_tokens_asked", "temperature", "started_at")
 OTHERS = ("slos", "server", "gpus", "stamps", "endpoint_kind", "output_mode", "reasoning", "streaming", "counted_by",
           "prompt_source")  # words, switches, objects

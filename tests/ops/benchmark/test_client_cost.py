@@ -34,12 +34,12 @@ def test_a_level_on_our_own_loop_has_the_kernels_stamps_and_says_how_long_they_w
     assert all(record.ok for record in outcome.records) and cost.stamps == "kernel"
     assert cost.kernel_delay_p50_us is not None and cost.kernel_delay_p99_us is not None and cost.kernel_delay_max_us is not None
     assert 0 <= cost.kernel_delay_p50_us <= cost.kernel_delay_p99_us <= cost.kernel_delay_max_us
-    assert cost.lag_p99_ms is not None and cost.cpu_share is not None
+    assert cost.lag_p99_ms is not None and cost.cpu_share is not None and cost.clock_steps == 0
 
 
 def test_a_level_on_another_loop_has_stamps_of_its_own(rig: Path) -> None:
     cost = level(rig, own_loop=False).client
-    assert (cost.stamps, cost.kernel_delay_p50_us) == ("own", None)
+    assert (cost.stamps, cost.kernel_delay_p50_us, cost.clock_steps) == ("own", None, None)
 
 
 def test_an_open_loops_requests_leave_when_they_are_wanted(rig: Path) -> None:

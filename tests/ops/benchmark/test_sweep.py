@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import threading
 import time
@@ -329,6 +330,26 @@ def test_an_open_loop_at_its_cap_waits_and_its_wait_is_the_queue_delay(rig: Path
 
 KEY = {"load", "value", "concurrency", "endpoint_kind", "output_mode", "max_tokens", "prompt_words", "prompt_tokens_asked", "reasoning", "streaming",
        "temperature", "counted_by", "gpu_count"}
+
+
+def test_an_open_loop_that_could_send_no_more_at_once_and_a_clock_that_was_set_are_told(rig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "MAX_IN_FLIGHT", 2)
+    ahead, real = 3_600_000_000_000, time.time_ns
+    monkeypatch.setattr("ops.benchmark.kernel_stamps.time_ns", lambda: real() + ahead)
+
+    def told(type: str) -> None:
+        nonlocal ahead
+        ahead = 0 if type == "sweep.level_started" else ahead
+
+    with paced(rig, rate=60, ttft_ms=20) as url:
+        settings = presets.settings("custom", base_url=url, model="paced", load="open", rates=[50.0], requests=20, max_tokens=10, seed=1,
+                                    warmup_per_slot=0)
+        result = sweep.run(settings, emit=lambda type, _: told(str(type)))
+    level = result.levels[0]
+    assert level["client_clock_steps"] >= 1 and level["queue_max_ms"] > 100
+    words = " ".join(result.warnings)
+    assert re.search(r"\d+ of 20 requests did not leave when they were wanted, because 2,048 were in flight", words)
+    assert "wall clock was set" in words
 
 
 def test_a_level_carries_its_key_and_what_charts_need_and_the_last_event_only_the_summary(rig: Path) -> None:
