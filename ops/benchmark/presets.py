@@ -184,7 +184,7 @@ class SweepSettings(Record):
                 _integers("max_in_flight", [self.max_in_flight], 1, MAX_CONCURRENCY)
         if len(self.values) > MAX_LEVELS:
             raise BadInput(f"A sweep has at most {MAX_LEVELS} levels, not {len(self.values)}")
-        if len(set(self.values)) != len(self.values):
+        if len({f"{value:g}" for value in self.values}) != len(self.values):  # as levels are named, on disk and in seeds
             named = "concurrency" if self.load == "closed" else "rate"
             raise BadInput(f"Each {named} can stand only once in a sweep", hint=f"Use {','.join(f'{v:g}' for v in sorted(set(self.values)))}")
 

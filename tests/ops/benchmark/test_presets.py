@@ -74,6 +74,7 @@ def test_shuffled_levels_keep_their_order_over_repeats() -> None:
     ({"max_tokens": 10**6}, "max_tokens"), ({"level_seconds": -1.0}, "level_seconds"), ({"level_seconds": float("nan")}, "level_seconds"),
     ({"concurrencies": list(range(1, 17)), "level_seconds": 3600.0}, "minutes"), ({"output_mode": "random"}, "output mode"),
     ({"extra_body": {"stream": False}}, "extra_body"), ({"rates": [0.0]}, "Rates are numbers"), ({"rates": [1.0, 1.0]}, "only once"),
+    ({"rates": [1234.567, 1234.568]}, "only once"),
     ({"rates": [1.0], "concurrencies": [2]}, "not concurrencies"), ({"slos": {"itl_ms": 1}}, "no SLO `itl_ms`"), ({"slos": {"ttft_ms": -1}}, "SLO"),
     ({"repeats": 0}, "repeats"), ({"reasoning": "on", "endpoint_kind": "completions"}, "chat template"), ({"prompt_source": "file"}, "path"),
     ({"extra_body": {"x": float("nan")}}, "sent as JSON"), ({"extra_body": {"x": "\ud800"}}, "sent as JSON"),
