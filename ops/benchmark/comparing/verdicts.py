@@ -109,12 +109,17 @@ def compare_values(a: Iterable[Any], b: Iterable[Any], metric: str, floor: float
 
 
 def decide(ratio: float, low: float, high: float, metric: Metric, floor: float) -> str:
-    """The rule itself."""
-    if (low > 1 or high < 1) and abs(ratio - 1) > max(floor, metric.minimum_effect):
+    """The rule itself. Its limits are ratios, 1.05 one way and 1 / 1.05 the other, so that swapped sides get the mirrored word."""
+    if (low > 1 or high < 1) and beyond(ratio, max(floor, metric.minimum_effect)):
         return BETTER if (ratio > 1) == metric.higher_is_better else WORSE
-    if low >= 1 - metric.minimum_effect and high <= 1 + metric.minimum_effect:
+    if not beyond(low, metric.minimum_effect) and not beyond(high, metric.minimum_effect):
         return SAME
     return NOT_DECIDED
+
+
+def beyond(ratio: float, share: float) -> bool:
+    """Whether a ratio is further from 1 than 1 + share, or than 1 / (1 + share)."""
+    return abs(math.log(ratio)) > math.log1p(share)
 
 
 def _exp(value: float) -> float:
@@ -150,7 +155,7 @@ WITHIN = "within the noise floor"
 
 def floor_words(ratio: float, floor: float) -> str:
     """What may be said of too few runs."""
-    return WITHIN if abs(ratio - 1) <= floor else f"outside it ({percent(ratio)}), not tested"
+    return WITHIN if not beyond(ratio, floor) else f"outside it ({percent(ratio)}), not tested"
 
 
 def _more_runs(logs_a: Sequence[float], logs_b: Sequence[float], metric: Metric, floor: float) -> tuple[int | None, str]:
@@ -158,7 +163,7 @@ def _more_runs(logs_a: Sequence[float], logs_b: Sequence[float], metric: Metric,
     effect = student.mean(logs_b) - student.mean(logs_a)
     var_a, var_b = student.variance(logs_a), student.variance(logs_b)
     ratio = math.exp(effect)
-    if metric.minimum_effect < abs(ratio - 1) <= floor:
+    if beyond(ratio, metric.minimum_effect) and not beyond(ratio, floor):
         return None, "within the noise floor, but more than counts as same: more runs would not decide"
     spread = (var_a + var_b) ** 2 / (var_a**2 + var_b**2) if var_a + var_b > 0 else 2.0
     for more in range(1, MORE_RUNS_MOST + 1):

@@ -71,6 +71,28 @@ def test_swapping_sides_turns_the_ratio_over() -> None:
     assert one.low * other.high == pytest.approx(1)
 
 
+def test_swapping_sides_mirrors_every_word() -> None:
+    """Runs whose effect lies around the least that counts and around a floor: no word may depend on which side was named first."""
+    mirrored = {"better": "worse", "worse": "better"}
+    chance, seen = random.Random(7), Counter[str]()
+    for _ in range(800):
+        effect, luck, floor = chance.uniform(-0.12, 0.12), chance.choice([1e-4, 0.004, 0.02]), chance.choice([None, 0.01, 0.08])
+        count = chance.choice([1, 2, 3, 3, 3, 4])
+        a, b = ([100 * math.exp(shift + chance.gauss(0, luck)) for _ in range(count)] for shift in (0, effect))
+        for metric in ("output_tok_s", "tpot_p50_ms", "ttft_p99_ms"):
+            one, other = compare_values(a, b, metric, floor), compare_values(b, a, metric, floor)
+            assert one.word == mirrored.get(other.word, other.word), (a, b, metric, floor)
+            assert (one.more_runs, one.note.startswith("outside")) == (other.more_runs, other.note.startswith("outside"))
+            seen[one.word] += 1
+    assert all(seen[word] > 30 for word in ("better", "worse", "same", "not decided", "not tested"))
+
+
+def test_a_slowdown_by_which_the_other_side_is_more_than_the_least_that_counts_is_worse() -> None:
+    """100 to 95.1 is −4.9 %, and back it is +5.2 %."""
+    a, b = [100.0, 100.01, 99.99], [95.1, 95.11, 95.09]
+    assert (compare_values(a, b, "output_tok_s").word, compare_values(b, a, "output_tok_s").word) == ("worse", "better")
+
+
 # Errors
 
 
