@@ -23,7 +23,7 @@ from ops.benchmark.endpoint import Endpoint, inspect, require_model, require_pra
 from ops.benchmark.level_detail import level_detail
 from ops.benchmark.live_view import LiveSecond
 from ops.benchmark.load import MAX_IN_FLIGHT, Level, LevelOutcome, every_request_failed, warm_up
-from ops.benchmark.metrics import BUNCHED_LIMIT, MS, LevelMetrics, level_metrics, steady_window
+from ops.benchmark.metrics import BUNCHED_LIMIT, MS, LevelMetrics, S, level_metrics, steady_window
 from ops.benchmark.presets import MAX_TOKENS, LevelPlan, SweepSettings
 from ops.benchmark.prompt_length import PromptLength, calibrate
 from ops.benchmark.prompts import FilePrompts, Prompts, SyntheticPrompts, read_file
@@ -267,7 +267,8 @@ class _Sweep:
             say(f"{at}: {100 * metrics.bunched_share:.0f} % of the chunks came in one read with the one before: something between the engine and "
                 "here collects them, so TTFT, ICL and TPOT tell when bunches came, not tokens")
         if metrics.queue.p50 is not None and metrics.queue.p50 > QUEUE_WARNING_MS * MS:
-            say(f"{at}: requests left {metrics.queue.p50 / MS:.1f} ms late at the median (queue delay); latencies do not include it")
+            say(f"{at}: requests left {metrics.queue.p50 / MS:.1f} ms late at the median (queue delay); latencies do not include it"
+                + (f": since they were wanted, the median is {metrics.from_schedule.p50 / S:.3g} s" if metrics.from_schedule.p50 is not None else ""))
         if outcome.waited and self.settings.max_in_flight is None:
             say(f"{at}: {outcome.waited:,} of {metrics.sent:,} requests did not leave when they were wanted, because {MAX_IN_FLIGHT:,} were in "
                 "flight, the most that are at once: from then on this was no open loop, and the wait is in the queue delay only")

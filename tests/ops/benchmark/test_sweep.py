@@ -324,8 +324,11 @@ def test_an_open_loop_sends_at_its_rate_whatever_is_in_flight(rig: Path, tmp_pat
 
 def test_an_open_loop_at_its_cap_waits_and_its_wait_is_the_queue_delay(rig: Path) -> None:
     with paced(rig, rate=100, ttft_ms=100) as url:
-        level = measure(url, load="open", rates=[50.0], concurrencies=[], requests=16, max_tokens=10, max_in_flight=2).levels[0]
+        result = measure(url, load="open", rates=[50.0], concurrencies=[], requests=16, max_tokens=10, max_in_flight=2)
+    level = result.levels[0]
     assert level["finished"] == 16 and level["queue_max_ms"] > 500 and level["connects_in_level"] == 0
+    assert level["e2e_from_schedule_p50_s"] > level["e2e_p50_s"] + level["queue_p50_ms"] / 2000
+    assert any(f"since they were wanted, the median is {level['e2e_from_schedule_p50_s']:.3g} s" in text for text in result.warnings)
 
 
 KEY = {"load", "value", "concurrency", "endpoint_kind", "output_mode", "max_tokens", "prompt_words", "prompt_tokens_asked", "reasoning", "streaming",
