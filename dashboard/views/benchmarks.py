@@ -16,7 +16,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from dashboard import baselines, job_story, permissions, run_charts, run_documents, run_edits, run_forms, run_imports, run_list
+from dashboard import baselines, comparisons, job_story, permissions, run_charts, run_documents, run_edits, run_forms, run_imports, run_list
 from dashboard.models import BenchmarkLevel, BenchmarkRun, Service
 from dashboard.run_forms import ImportForm, RunForm
 from dashboard.run_list import Chosen
@@ -90,22 +90,30 @@ def _told_level(rows: list[dict[str, Any]], detailed: list[str]) -> str:
 
 
 def _against(run: BenchmarkRun, baseline: BenchmarkRun | None) -> dict[str, Any] | None:
-    """What a run is best held against: the pinned baseline, else the run of its service before it, on the practice box the published figures."""
+    """What a run is best held against: the pinned baseline, else the run of its service before it, on the practice box the published figures.
+
+    Each with all runs of its group, as sides of their own even where their stacks are equal: ticked in the list they would be one side.
+    """
     if run.levels_measured == 0:
         return None
     if baseline is not None and baseline.pk != run.pk:
-        return {"run": baseline, "words": "the baseline"}
-    if (before := job_story.newest_run_before(run)) is not None:
-        return {"run": before, "words": "the run before"}
-    reference = BenchmarkRun.objects.filter(origin="practice-reference").exclude(pk=run.pk).first() if run.practice else None
-    return {"run": reference, "words": "the published figures"} if reference else None
+        other, words = baseline, "the baseline"
+    elif (before := job_story.newest_run_before(run)) is not None:
+        other, words = before, "the run before"
+    elif run.practice and (reference := BenchmarkRun.objects.filter(origin="practice-reference").exclude(pk=run.pk).first()) is not None:
+        other, words = reference, "the published figures"
+    else:
+        return None
+    together = run.group is not None and run.group == other.group
+    sides = [[one] if together else [r for r in _repeats(one) if r.state == "done"] or [one] for one in (other, run)]
+    return {"words": words, "url": comparisons.address([comparisons.Chosen(name, runs) for name, runs in zip("AB", sides, strict=True)])}
 
 
 def _repeats(run: BenchmarkRun) -> list[BenchmarkRun]:
     """The runs that were measured together with it, in their order; none where it is alone."""
     if run.group is None:
         return []
-    found = list(BenchmarkRun.objects.filter(group=run.group).only("id", "group_index").order_by("group_index", "started_at")[:30])
+    found = list(BenchmarkRun.objects.filter(group=run.group).only("id", "group_index", "state").order_by("group_index", "started_at")[:30])
     return found if len(found) > 1 else []
 
 

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 from redis.exceptions import RedisError
 
-from dashboard import charts, from_a_node, job_story, redis_clients, service_story
+from dashboard import baselines, charts, from_a_node, job_story, redis_clients, service_story
 from dashboard.forms import channels_for
 from dashboard.models import BenchmarkRun, Job, Node, Service
 from dashboard.templatetags.roundhouse import as_datetime
@@ -359,7 +359,7 @@ def _facts(cards: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     silent = sum(1 for card in cards if card["silent"])
     healthy = sum(1 for s in services if s.state == "healthy")
     others = [f"{n} {word}" for word in ("starting", "stopped", "failed", "unknown") if (n := sum(1 for s in services if s.state == word))]
-    run = BenchmarkRun.objects.filter(state="done").select_related("service").prefetch_related("levels").first()
+    run = BenchmarkRun.objects.filter(state="done", origin=baselines.OWN).select_related("service").prefetch_related("levels").first()
     single = next((lv for lv in run.levels.all() if lv.concurrency == 1 and lv.output_tok_s is not None), None) if run else None
     return [
         {"term": "Nodes", "value": len(cards), "small": "all online" if not silent else f"{silent} silent", "tone": "warn" if silent else ""},

@@ -153,9 +153,36 @@ def test_a_run_is_pinned_and_unpinned_by_post(member: Client, runs: dict[str, Be
     assert Service.objects.get().baseline_id == runs["plain"].pk
     assert "baseline" in text(member.get("/benchmarks/"))
     assert "Compare with the baseline" in text(member.get(f"/benchmarks/{runs['old'].pk}/"))
+    assert f"?side={runs['plain'].pk}&amp;side={runs['old'].pk}" in member.get(f"/benchmarks/{runs['old'].pk}/").content.decode()
     member.post(address, {"pin": "no"})
     assert Service.objects.get().baseline_id is None
     assert member.post(f"/benchmarks/{runs['theirs'].pk}/baseline/").status_code == 400
+
+
+def test_a_run_and_the_one_before_it_are_two_sides_though_their_stacks_are_equal(visitor: Client, story: factory.Story) -> None:
+    values: dict[str, Any] = {
+        "service": story.the_service, "node_name": "practice", "service_name": "kimi-k25", "model": "kimi-k2.5", "practice": True, "state": "done",
+        "fingerprint": story.fingerprint(factory.NEW), "settings": run_data.settings(), "stack": "s", "sweep_key": "k"}
+    group = uuid.uuid4()
+    made = [BenchmarkRun.objects.create(started_at=timezone.now() + timedelta(minutes=n), group=group if n in (1, 2) else None, group_index=n,
+                                        **values) for n in range(4)]
+    for run in made:
+        BenchmarkLevel.objects.create(run=run, load="closed", value=1, concurrency=1, state="done", output_tok_s=50.0)
+        run_summaries.summarise(run)
+
+    def sides(run: BenchmarkRun) -> list[str]:
+        link = re.search(r'href="(/benchmarks/compare/[^"]*)">Compare with the run before', visitor.get(f"/benchmarks/{run.pk}/").content.decode())
+        assert link is not None
+        return re.findall(r"side=([^&]*)", link[1])
+
+    keys = [str(run.pk) for run in made]
+    assert sides(made[3]) == [",".join(keys[1:3]), keys[3]], "all repeats of the one before"
+    assert sides(made[2]) == keys[1:3], "within one group each by itself"
+
+
+def test_the_fleet_page_takes_no_imported_run_for_a_sweep(visitor: Client, runs: dict[str, BenchmarkRun]) -> None:
+    BenchmarkRun.objects.exclude(pk=runs["theirs"].pk).delete()
+    assert "no sweep yet" in text(visitor.get("/"))
 
 
 def test_a_run_is_exported_and_its_original_comes_back_as_it_was(visitor: Client, story: factory.Story) -> None:
