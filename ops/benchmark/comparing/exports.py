@@ -17,7 +17,7 @@ from ops.benchmark.comparing.verdicts import percent
 
 CSV_HEAD = ("load", "value", "metric", "unit", "side", "baseline", "runs", "mean", "low", "high", "ratio_to_baseline", "ratio_low", "ratio_high",
             "verdict", "note", "p", "p_holm", "more_runs", "noise_floor", "noise_floor_from", "minimum_effect", "requests", "errors",
-            "withheld", "marks")
+            "withheld", "marks", "practice")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~])")
 
@@ -48,7 +48,7 @@ def _rows(told: Mapping[str, Any]) -> Iterator[list[Any]]:
                     level["load"], level["value"], metric["name"], metric["unit"], side["name"], side["baseline"], has["runs"], value["mean"],
                     value["low"], value["high"], one.get("ratio"), one.get("low"), one.get("high"), one.get("word"), one.get("note"), one.get("p"),
                     one.get("p_holm"), one.get("more_runs"), one.get("floor"), one.get("floor_from"), one.get("minimum_effect"), has["requests"],
-                    has["errors"], has["withheld"], "; ".join(has["marks"]))]
+                    has["errors"], has["withheld"], "; ".join(has["marks"]), side["practice"])]
 
 
 def _cell(value: Any) -> Any:

@@ -213,7 +213,7 @@ class _Comparing:
 
     def _side(self, index: int) -> dict[str, Any]:
         side = self.sides[index]
-        tok_s = {place: student.mean([math.log(value) for value in values]) for place in side.places if (values := side.values(place, HEADLINE))}
+        tok_s = {place: _geometric(values) for place in side.places if (values := side.values(place, HEADLINE))}
         best = max(tok_s, key=lambda place: tok_s[place], default=None)
         single = tok_s.get(("closed", 1.0))
         first = side.runs[0]
@@ -230,7 +230,7 @@ class _Comparing:
                       "started_at": readings.started_at(run), "state": readings.text(run.get("state")), "short": bool(run.get("short")),
                       "preset": readings.text(run.get("preset")), "group": run.get("group") if isinstance(run.get("group"), str) else None}
                      for run in side.runs],
-            "single_tok_s": None if single is None else math.exp(single), "peak_tok_s": None if best is None else math.exp(tok_s[best]),
+            "single_tok_s": single, "peak_tok_s": None if best is None else tok_s[best],
             "peak_at": None if best is None else readings.place_words(*best),
             "errors": sum(readings.count(level.get("errors")) for levels in side.levels for level in levels.values()),
             "blocked": self.blocked[index],
@@ -354,7 +354,12 @@ def _summary(values: list[float]) -> dict[str, Any]:
         return {"values": [], "mean": None, "low": None, "high": None}
     logs = [math.log(value) for value in values]
     low, high = student.interval(logs) if len(logs) >= 2 else (None, None)
-    return {"values": values, "mean": math.exp(student.mean(logs)), "low": _exp(low), "high": _exp(high)}
+    return {"values": values, "mean": _geometric(values), "low": _exp(low), "high": _exp(high)}
+
+
+def _geometric(values: Sequence[float]) -> float:
+    """The geometric mean; of one run its own number, as it is written: 61, not 61.00000000000001."""
+    return math.exp(student.mean([math.log(value) for value in values])) if len(values) > 1 else values[0]
 
 
 def _exp(value: float | None) -> float | None:

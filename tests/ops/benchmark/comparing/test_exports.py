@@ -24,6 +24,15 @@ def test_csv_has_a_row_for_each_level_metric_and_side_and_leaves_the_unknown_emp
     found = list(csv.DictReader(io.StringIO(to_csv(compare([Side("A", side([277])), Side("B", [run(level(8, None))])])))))
     assert len(found) == 12
     assert (found[0]["mean"], found[0]["ratio_to_baseline"], found[1]["mean"], found[1]["verdict"]) == ("277.0", "", "", "not tested")
+    assert {row["practice"] for row in found} == {"no"}
+
+
+def test_one_run_is_written_as_its_own_number_and_practice_stands_in_every_row() -> None:
+    of_one = compare([Side("A", side([61.0], practice=True)), Side("B", side([1239.0], practice=True))])
+    assert [made["peak_tok_s"] for made in of_one.as_dict()["sides"]] == [61.0, 1239.0]
+    found = list(csv.DictReader(io.StringIO(to_csv(of_one))))
+    assert (found[0]["mean"], found[1]["mean"]) == ("61.0", "1239.0")
+    assert {row["practice"] for row in found} == {"yes"}
 
 
 def test_no_cell_of_csv_becomes_a_formula() -> None:
