@@ -17,10 +17,11 @@ function marker(side, more = {}) {
   const symbol = SYMBOLS.includes(side.marker) ? side.marker : "circle";
   return { color: token(side.color), size: 8, symbol: side.imported ? `${symbol}-open` : symbol, line: { color: side.imported ? token(side.color) : token("surface"), width: side.imported ? 2 : 1.5 }, ...more };
 }
+// No bold text in what is hovered: Plotly writes it as an inline style, which the content security policy forbids.
 function hover(data, side, p) {
   const level = data.load === "open" ? `${p.name} offered` : `C = ${p.name}`;
   const spread = p.low !== null && p.high !== null ? ` (${digits(p.low)} to ${digits(p.high)})` : "";
-  return `<b>${side.name}, ${level}</b><br>${digits(p.tput)} tok/s${spread}<br>latency ${p.p50 === null && p.mean !== null ? `mean ${digits(p.mean)} s, P50 not reported` : `P50 ${digits(p.p50)} · P99 ${digits(p.p99)} s`}<br>TTFT P50 ${digits(p.ttft)} · P99 ${digits(p.ttft99)} ms<br>TPOT P50 ${digits(p.tpot)} · P99 ${digits(p.tpot99)} ms`
+  return `${side.name}, ${level}<br>${digits(p.tput)} tok/s${spread}<br>latency ${p.p50 === null && p.mean !== null ? `mean ${digits(p.mean)} s, P50 not reported` : `P50 ${digits(p.p50)} · P99 ${digits(p.p99)} s`}<br>TTFT P50 ${digits(p.ttft)} · P99 ${digits(p.ttft99)} ms<br>TPOT P50 ${digits(p.tpot)} · P99 ${digits(p.tpot99)} ms`
     + `<br>${p.runs} ${p.runs === 1 ? "run" : "runs"}, n = ${p.n?.toLocaleString("en") ?? "not reported"}, errors ${p.errors ?? "not reported"}${p.marks.length ? `<br>${plain(p.marks.join(", "))}` : ""}`;
 }
 
@@ -94,11 +95,12 @@ function ratios(data) {
     const items = told.rows.flatMap((row, r) => row.items.map((item) => ({ ...item, row, r, y: r + (item.side - data.sides.length / 2) * (0.76 / (data.sides.length - 1)) })));
     const far = Math.max(told.minimum * 1.6, ...items.map((i) => Math.abs(i.diff)), ...told.rows.map((row) => row.floor * 1.15));
     const reach = Math.min(Math.max(far, ...items.flatMap((i) => [i.low, i.high].filter((v) => v !== null).map(Math.abs))), far * 2.5);
+    const below = (share) => 100 / (1 + share / 100) - 100; // limits are ratios, 1.05 one way and 1 / 1.05 the other
     const bound = (v) => Math.max(-reach * 1.3, Math.min(reach * 1.3, v));
     const traces = data.sides.map((side, n) => {
       const of = items.filter((i) => i.side === n);
       return of.length && { type: "scatter", mode: "markers", x: of.map((i) => i.diff), y: of.map((i) => i.y), name: side.name, hovertemplate: "%{text}<extra></extra>",
-        text: of.map((i) => `<b>${side.name} against A, ${data.load === "open" ? i.row.name : `C = ${i.row.name}`}</b><br>${plain(told.title)} ${signed(i.diff)}${i.low === null ? "" : `, 95 %: ${signed(i.low)} to ${signed(i.high)}`}<br>${i.word}${i.note ? `: ${plain(i.note)}` : ""}<br>noise floor ±${digits(i.floor)} % (${i.floor_from})`),
+        text: of.map((i) => `${side.name} against A, ${data.load === "open" ? i.row.name : `C = ${i.row.name}`}<br>${plain(told.title)} ${signed(i.diff)}${i.low === null ? "" : `, 95 %: ${signed(i.low)} to ${signed(i.high)}`}<br>${i.word}${i.note ? `: ${plain(i.note)}` : ""}<br>noise floor ±${digits(i.floor)} % (${i.floor_from})`),
         error_x: { type: "data", symmetric: false, array: of.map((i) => i.high === null ? 0 : bound(i.high) - i.diff), arrayminus: of.map((i) => i.low === null ? 0 : i.diff - bound(i.low)), color: token(side.color), thickness: 1.5, width: 4 },
         marker: { size: 9, symbol: side.marker, color: of.map((i) => i.word === "better" || i.word === "worse" ? token(side.color) : token("surface")), line: { color: token(side.color), width: 2 } } };
     }).filter(Boolean);
@@ -107,8 +109,8 @@ function ratios(data) {
     return { data: traces, layout: { margin: { l: 52, r: narrow() ? 82 : 96, t: 28, b: 44 },
       xaxis: { range: [-reach * 1.12, reach * 1.12], ticksuffix: " %", nticks: narrow() ? 5 : 7, tickangle: 0, title: { text: narrow() ? "difference" : `difference in ${told.title.toLowerCase().replace("ttft", "TTFT").replace("tpot", "TPOT").replace(/ p(\d+)/, " P$1")}; ${told.higher ? "more" : "less"} is better`, standoff: 8 }, showgrid: true },
       yaxis: { range: [told.rows.length - 0.4, -0.6], tickvals: told.rows.map((_, n) => n), ticktext: told.rows.map((row) => row.name), showgrid: false, rangemode: "normal" },
-      shapes: [...told.rows.map((row, n) => ({ type: "rect", x0: -row.floor, x1: row.floor, y0: n - 0.5, y1: n + 0.5, fillcolor: token("chart-floor"), line: { width: 0 }, layer: "below" })),
-        { type: "line", yref: "paper", x0: 0, x1: 0, y0: 0, y1: 1, line: { color: token("chart-axis"), width: 1.5 }, layer: "below" }, least(told.minimum), least(-told.minimum)],
+      shapes: [...told.rows.map((row, n) => ({ type: "rect", x0: below(row.floor), x1: row.floor, y0: n - 0.5, y1: n + 0.5, fillcolor: token("chart-floor"), line: { width: 0 }, layer: "below" })),
+        { type: "line", yref: "paper", x0: 0, x1: 0, y0: 0, y1: 1, line: { color: token("chart-axis"), width: 1.5 }, layer: "below" }, least(told.minimum), least(below(told.minimum))],
       annotations: [unit(data.load === "open" ? "requests/s" : "C"), ...(data.practice ? [practiceMark()] : []),
         ...items.filter((i) => many < 3 || ["better", "worse", "same", "not decided"].includes(i.word)).map((i) => ({ xref: "paper", x: 1, y: i.y, xanchor: "left", xshift: 8, text: many > 1 ? `${data.sides[i.side].name} ${i.word}` : i.said.replace("outside it, ", "").replace("within the noise floor", "within floor"), showarrow: false, font: { size: 11, color: token(tone[i.word] ?? "text-muted") } }))] } };
   });
@@ -122,7 +124,7 @@ function ecdf(data, id, key) {
   chart(id, () => {
     const drawn = data.ecdf.sides.map((told, n) => ({ side: data.sides[n], values: told?.[key] ?? [] })).filter((one) => one.values.length);
     const every = drawn.flatMap(({ values }) => values).filter((v) => v > 0), at = ticks(Math.min(...every), Math.max(...every));
-    return { data: drawn.map(({ side, values }) => ({ type: "scatter", mode: "lines", x: values, y: values.map((_, percent) => percent), name: side.name, cliponaxis: false, hovertemplate: `<b>${side.name}</b>: %{y} % within %{x:,.4~r} ms<extra></extra>`, line: { color: token(side.color), width: 2, dash: side.imported ? "5px 4px" : "solid" } })).toReversed(),
+    return { data: drawn.map(({ side, values }) => ({ type: "scatter", mode: "lines", x: values, y: values.map((_, percent) => percent), name: side.name, cliponaxis: false, hovertemplate: `${side.name}: %{y} % within %{x:,.4~r} ms<extra></extra>`, line: { color: token(side.color), width: 2, dash: side.imported ? "5px 4px" : "solid" } })).toReversed(),
       layout: { margin, xaxis: { type: "log", title: { text: "ms", standoff: 8 }, showgrid: true, tickvals: at, ticktext: at.map((v) => v.toLocaleString("en")), tickangle: 0 }, yaxis: { range: [0, 101], tickvals: [0, 25, 50, 75, 90, 100], ticktext: ["0 %", "25 %", "50 %", "75 %", "90 %", "100 %"] },
         annotations: [...(data.practice ? [practiceMark()] : []), ...drawn.map(({ side, values }, n) => ({ x: Math.log10(Math.max(values[28 + 8 * n], 1e-6)), y: 28 + 8 * n, text: side.name, showarrow: false, xanchor: "left", xshift: 6, yshift: -4, font: { color: token(side.color), size: 12, weight: 500 } }))] } };
   });
