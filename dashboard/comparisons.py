@@ -339,7 +339,7 @@ def differences(sides: Sequence[Chosen], points: Sequence[Sequence[Mapping[str, 
     for value in values:
         cells = [_cell(at[n].get(value), verdicts.get((n, load, value, metric))) for n in range(1, len(sides))]
         rows.append({"value": value, "name": short_name(load, value), "baseline": shown(at[0].get(value)), "cells": cells,
-                     "decided": any(cell["word"] in ("better", "worse", "same") for cell in cells)})
+                     "decided": any(cell["verdict"] and _counted(cell["verdict"]) in ("better", "worse", "same") for cell in cells)})
     return rows
 
 
@@ -357,13 +357,14 @@ def _cell(value: float | None, verdict: Mapping[str, Any] | None) -> dict[str, A
         cell["half"] = f"{half:,.1f}" if half < 999 else "over 999"
         cell["title"] = f"95 %: {signed(100 * (low - 1))} to {signed(100 * (high - 1))} %"
     note = str(verdict.get("note") or "")
-    return {**cell, "word": str(word), "said": _said(str(word), note), "note": note, "icon": shape, "tone": tone}
+    return {**cell, "word": str(word), "said": said_shortly(verdict), "note": note, "icon": shape, "tone": tone}
 
 
-def _said(word: str, note: str) -> str:
-    """A verdict in few words: of what was not tested, whether it lies within the noise floor; without a verdict where that is withheld."""
+def said_shortly(verdict: Mapping[str, Any]) -> str:
+    """A verdict in few words: of what was not tested, whether it lies within the noise floor; "no verdict" where that is withheld."""
+    word, note = str(verdict.get("word")), str(verdict.get("note") or "")
     if word != "not tested":
-        return word
+        return f"{word}, by itself" if verdict.get("holds") is False else word
     return note if note == WITHIN else "outside it, not tested" if note.startswith("outside it") else "no verdict" if note else word
 
 
@@ -448,7 +449,7 @@ def summary(n: int, verdicts: Verdicts, load: str, told: str) -> list[dict[str, 
     found: dict[tuple[str, str], list[str]] = {}
     for metric, known in METRICS.items():
         for word in ("better", "worse"):
-            where = [value for (_, _, value, name), one in mine.items() if name == metric and one.get("word") == word]
+            where = [value for (_, _, value, name), one in mine.items() if name == metric and _counted(one) == word]
             tested = sum(1 for (_, _, _, name) in mine if name == metric)
             if where:
                 places = level_name(load, where[0]) if len(where) == 1 else f"{len(where)} of {tested}"
@@ -456,10 +457,10 @@ def summary(n: int, verdicts: Verdicts, load: str, told: str) -> list[dict[str, 
     if found:
         return [{"word": word, "icon": VERDICTS[word][0], "tone": word, "text": f"{', '.join(names)} at {places}"}
                 for (word, places), names in sorted(found.items())]
-    words = {str(one.get("word")) for one in mine.values()}
+    words = [_counted(one) for one in mine.values()]
     if "same" in words or "not decided" in words:
         word = "not decided" if "not decided" in words else "same"
-        many = sum(1 for one in mine.values() if one.get("word") == word)
+        many = words.count(word)
         return [{"word": word, "icon": VERDICTS[word][0], "tone": "", "text": f"{many} of {len(mine)} metrics and levels"}]
     if told:
         return [{"word": "no verdict", "icon": "skip", "tone": "", "text": told.partition(",")[0]}]
@@ -544,16 +545,14 @@ def in_common(sides: Sequence[Chosen], load: str) -> list[str]:
 
 
 def verdicts_of(told: Mapping[str, Any]) -> Verdicts:
-    """The verdicts of a comparison by side, level and metric. A `better` or `worse` that Holm's correction over all levels and metrics does not leave
-    standing is not decided."""
-    found: Verdicts = {}
-    for level in told.get("levels") or []:
-        for n, metrics in enumerate(level["verdicts"]):
-            for metric, one in (metrics or {}).items():
-                if one.get("holds") is False:
-                    one = one | {"word": "not decided", "note": f"{one['word']} by itself, not after Holm's correction for all levels and metrics"}
-                found[n, level["load"], level["value"], metric] = one
-    return found
+    """The verdicts of a comparison by side, level and metric."""
+    return {(n, level["load"], level["value"], metric): one for level in told.get("levels") or []
+            for n, metrics in enumerate(level["verdicts"]) for metric, one in (metrics or {}).items()}
+
+
+def _counted(verdict: Mapping[str, Any]) -> str:
+    """The word by which a verdict counts where several levels are told of at once: one that holds by itself only is not decided among many."""
+    return "not decided" if verdict.get("holds") is False else str(verdict.get("word"))
 
 
 def unpaired(told: Mapping[str, Any]) -> list[str]:

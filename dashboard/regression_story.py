@@ -80,7 +80,7 @@ def _row(level: dict[str, Any]) -> dict[str, Any]:
         floor = readings.finite(one.get("floor"))
         cells.append({"percent": percent(ratio) if ratio is not None else None, "outside": ratio is not None and word.startswith(OUTSIDE),
                       "word": word, "floor": floor, "measured": one.get("floor_from") == "measured",
-                      "mark": MARKS.get(word) if word in VERDICTS else None, "range": ""})
+                      "mark": MARKS.get(word) if word in VERDICTS else None, "more": ""})
     return {"label": readings.text(level.get("label")) or readings.place_words(*readings.place(level)), "why": readings.text(level.get("why"), 400),
             "errors": readings.text(level.get("errors")), "cells": cells, "comparable": level.get("comparable") is not False}
 
@@ -103,9 +103,9 @@ def _decided(base: list[BenchmarkRun], mine: list[BenchmarkRun], run: BenchmarkR
             one = verdicts[name]
             word = one["word"]
             low, high = one["low"], one["high"]
-            cells.append({"percent": percent(one["ratio"]) if one["ratio"] is not None else None, "outside": False, "word": word,
-                          "range": f"{percent(low)} to {percent(high)}" if low is not None and high is not None else "", "mark": MARKS.get(word),
-                          "note": one["note"], "tested": word in VERDICTS})
+            between = f"{percent(low)} to {percent(high)}" if low is not None and high is not None else ""
+            cells.append({"percent": percent(one["ratio"]) if one["ratio"] is not None else None, "outside": False, "mark": MARKS.get(word),
+                          "word": f"{word}, by itself" if one["holds"] is False else word, "more": "; ".join(filter(None, (between, one["note"])))})
         failed = level["errors"][1]
         rows.append({"label": level["label"], "why": (level["sides"][1] or {}).get("withheld", ""), "cells": cells, "comparable": True,
                      "errors": failed["note"] if failed and failed["word"] in ("worse", "better") else ""})

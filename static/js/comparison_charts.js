@@ -1,4 +1,4 @@
-// The charts of a comparison. `data` is dashboard/comparisons.py `picture`: sides, levels, points a side, ratios with verdicts, ECDFs.
+// The charts of a comparison. `data` is that of dashboard/comparisons.py `page`: sides, levels, points a side, ratios with verdicts, ECDFs.
 // A side has one colour and one marker on every chart; a run that another tool measured has an open marker and a dashed line.
 import { MARKERS, chart, concurrencyAxis, faded, practiceMark, token, unit } from "./charts.js";
 

@@ -15,6 +15,8 @@ from ops.benchmark.comparing import facts, keys, readings, student
 from ops.benchmark.comparing.floors import Floors
 from ops.benchmark.comparing.verdicts import (
     BETTER,
+    BY_ITSELF,
+    LEVEL,
     METRICS,
     NOT_DECIDED,
     NOT_TESTED,
@@ -338,13 +340,15 @@ _MARKS = {
 
 
 def _with_holm(verdicts: dict[Place, dict[str, Verdict]]) -> dict[Place, dict[str, Verdict]]:
-    """Holm's correction over all levels and metrics of a side, as far as they were tested."""
+    """Holm's correction over all levels and metrics of a side, as far as they were tested. A word that falls to it stands, and says so: what is
+    counted over several levels leaves it out."""
     tested = [(place, name) for place, found in verdicts.items() for name, one in found.items() if one.p is not None]
     adjusted = student.holm([verdicts[place][name].p or 0.0 for place, name in tested])
     made = {place: dict(found) for place, found in verdicts.items()}
     for (place, name), p in zip(tested, adjusted, strict=True):
         one = made[place][name]
-        made[place][name] = replace(one, p_holm=p, holds=p <= 0.05 if one.word in (BETTER, WORSE) and not one.by_errors else None)
+        holds = p <= 1 - LEVEL if one.word in (BETTER, WORSE) and not one.by_errors else None
+        made[place][name] = replace(one, p_holm=p, holds=holds, note=BY_ITSELF if holds is False else one.note)
     return made
 
 
