@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from ops.jobs.errors import BadInput
 
 if TYPE_CHECKING:
     from ops.benchmark.comparing.floors import Floors
-    from ops.benchmark.comparing.sides import Comparison, Side
+    from ops.benchmark.comparing.sides import Comparison
 
 FILE_LIMIT = 64 * 1024 * 1024  # bytes
 MOST_FILES = 200  # of a folder
@@ -23,10 +24,18 @@ def compare(arguments: argparse.Namespace) -> int:
     """Exit code 1 where some side is worse than the first: what was looked at is not as it should be."""
     from ops.benchmark.comparing import exports, sides
 
-    if not sides.MIN_SIDES <= len(arguments.file) <= sides.MAX_SIDES:
-        raise WrongArguments(f"{len(arguments.file)} {'side' if len(arguments.file) == 1 else 'sides'} cannot be compared",
-                             hint=f"Give {sides.MIN_SIDES} to {sides.MAX_SIDES} files, a side each")
-    found = sides.compare([_side(name, file) for name, file in zip(NAMES, arguments.file, strict=False)], floors=_floors(arguments.floor))
+    if len(arguments.file) > sides.MAX_SIDES:
+        raise WrongArguments(f"{len(arguments.file)} sides cannot be compared", hint=f"Give {sides.MIN_SIDES} to {sides.MAX_SIDES} files, a side each")
+    given = [_of(file) for file in arguments.file]
+    if len(given) == 1:
+        given = _groups(given[0])
+        if not sides.MIN_SIDES <= len(given) <= sides.MAX_SIDES:
+            raise WrongArguments(f"{len(given)} {'side' if len(given) == 1 else 'sides'} cannot be compared",
+                                 hint=f"Give {sides.MIN_SIDES} to {sides.MAX_SIDES} files, a side each, or one that holds the runs of `bench --against`")
+    else:
+        for file, runs in zip(arguments.file, given, strict=True):
+            _require_one_side(file, runs)
+    found = sides.compare([sides.Side(name, runs) for name, runs in zip(NAMES, given, strict=False)], floors=_floors(arguments.floor))
     if arguments.json:
         print(exports.to_json(found), end="")
     elif arguments.csv:
@@ -42,20 +51,41 @@ def _worse(headline: dict[str, Any]) -> bool:
     return bool(headline["errors_worse"]) or any(count["worse"] for count in headline["counts"].values())
 
 
-def _side(name: str, file: str) -> Side:
-    """A file is a side: a run or several (a list, a run a line). A folder is one too: each `result.json` in it or right below it, else all of its
-    files together, as other tools write one a level."""
-    from ops.benchmark.comparing.sides import Side
-
+def _of(file: str) -> list[dict[str, Any]]:
+    """The runs of a file: one or several (a list, a run a line). Of a folder: each `result.json` in it or right below it, else all of its files
+    together, as other tools write one a level."""
     path = Path(file)
     if not path.is_dir():
-        return Side(name, _runs(path))
+        return _runs(path)
     if results := sorted([*path.glob("result.json"), *path.glob("*/result.json")])[:MOST_FILES]:
-        return Side(name, [run for one in results for run in _runs(one)])
+        return [run for one in results for run in _runs(one)]
     found = sorted(one for one in path.iterdir() if one.suffix in (".json", ".jsonl") and one.is_file())[:MOST_FILES]
     if not found:
         raise BadInput(f"There is no result in `{file}`", hint="Give a run's folder, a folder of runs, or a file")
-    return Side(name, _runs(*found))
+    return _runs(*found)
+
+
+def _groups(runs: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Runs that were measured together (of those alone: of one server and model) are one side; the one that began first is the baseline."""
+    from ops.benchmark.comparing import readings
+
+    found: dict[Any, list[dict[str, Any]]] = {}
+    for run in readings.by_time(runs):
+        found.setdefault(run.get("group") or (run.get("base_url"), run.get("model")), []).append(dict(run))
+    return list(found.values())
+
+
+def _require_one_side(file: str, runs: list[dict[str, Any]]) -> None:
+    """Raises BadInput where groups were measured in turn: these are two sides, and both together are none."""
+    from ops.benchmark.comparing import readings
+
+    spans = []
+    for group in _groups([run for run in runs if run.get("group")]):
+        times = [time for run in group if (time := readings.started_at(run)) is not None]
+        if times:
+            spans.append((min(times), max(times)))
+    if any(later[0] < earlier[1] for earlier, later in pairwise(sorted(spans))):
+        raise BadInput(f"`{file}` holds both sides of `bench --against`", hint="Give it alone, or the folders of one side's runs")
 
 
 def _runs(path: Path, *beside: Path) -> list[dict[str, Any]]:

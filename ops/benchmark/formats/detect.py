@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ops.benchmark.comparing.sides import SCHEMA
 from ops.benchmark.formats import aiperf, guidellm, inference_perf, inferencex, roundhouse, sglang, vllm_bench, vllm_sweep
 from ops.benchmark.formats.source import MAX_BYTES, Content, clean, content_of, shown_name
 from ops.jobs.errors import BadInput
@@ -140,6 +141,8 @@ def _unknown(name: str, told: Content) -> BadInput:
         return BadInput(f"`{shown}` is a result of `vllm bench throughput`", why="It measures a batch without a server: no latencies, no concurrency")
     if "avg_latency" in first and "latencies" in first:
         return BadInput(f"`{shown}` is a result of `vllm bench latency`", why="It measures one batch without a server")
+    if first.get("schema") == SCHEMA:
+        return BadInput(f"`{shown}` is a comparison, without the runs that were compared", hint="Give the runs: `bench --against` prints both with --json")
     begins = ", ".join(f"`{clean(key, 40)}`" for key in list(first)[:6])
     return BadInput(f"`{shown}` is no result that is known here", why=f"It begins with {begins}" if begins else "There is no object in it",
                     hint=f"Known: {', '.join(KNOWN)}")

@@ -1,4 +1,4 @@
-"""Our own runs (`result.json`, `bench --json`, an exported run, a list of them), from another console or the command line.
+"""Our own runs (`result.json`, `bench --json`, an exported run, a list of them, `bench --against --json`), from another console or the command line.
 
 They are read as strictly as everybody else's files: every field by its name and form, nothing else. A file can be edited, a run that a job
 measured cannot: a console stores what comes out of here as imported, whatever origin the file names.
@@ -40,14 +40,20 @@ MARKS_MOST, WARNINGS_MOST, TAGS_MOST = 20, 100, 20
 
 def fits(value: dict[str, Any]) -> bool:
     schema = value.get("schema")
-    return isinstance(schema, str) and schema.startswith("roundhouse.sweep/")
+    return (isinstance(schema, str) and schema.startswith("roundhouse.sweep/")) or bool(_held(value))
+
+
+def _held(value: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs in what `bench --against --json` prints: {runs, comparison}."""
+    runs = value.get("runs") if "schema" not in value else None
+    return [one for one in runs if isinstance(one, dict) and "schema" in one and fits(one)] if isinstance(runs, list) else []
 
 
 def read(content: Content, raw: bytes) -> list[dict[str, Any]]:
     """The runs of the file. Raises BadInput for a schema that is newer than this version, or a run without levels."""
     notes = Notes()
     content.note(notes)
-    runs = [one for one in content.objects if fits(one)]
+    runs = [run for one in content.objects if fits(one) for run in (_held(one) or [one])]
     if len(runs) > RUNS_MOST:
         raise BadInput(f"This file holds {len(runs):,} runs", hint=f"At most {RUNS_MOST} can be imported at once: split it")
     return [_document(one, notes) for one in runs]

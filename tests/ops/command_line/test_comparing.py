@@ -52,6 +52,33 @@ def test_a_floor_is_rows_or_the_runs_of_one_configuration(files: list[str], tmp_
     assert f"noise floor: measured, {files[0]}" in capsys.readouterr().out
 
 
+def test_what_bench_against_prints_or_saves_is_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = [run | {"run_id": f"8c1f0f0e-6a0b-4c55-9a53-0c6f0d7a2b{i}a", "group": "8c1f0f0e-6a0b-4c55-9a53-0c6f0d7a2b10", "started_at": at}
+         for i, (run, at) in enumerate(zip(side([277, 280, 274]), (1.0, 4.0, 5.0), strict=True))]
+    b = [run | {"run_id": f"8c1f0f0e-6a0b-4c55-9a53-0c6f0d7a2b{i}b", "group": "8c1f0f0e-6a0b-4c55-9a53-0c6f0d7a2b20", "started_at": at}
+         for i, (run, at) in enumerate(zip(side([250, 252, 248]), (2.0, 3.0, 6.0), strict=True))]
+    printed, third = tmp_path / "both.json", stored(tmp_path / "c.jsonl", side([277, 280, 274]))
+    printed.write_text(json.dumps({"comparison": {"schema": "roundhouse.comparison/1"}, "runs": [b[0], a[0], b[1], *a[1:], b[2]]}))
+    for run in (*a, *b):
+        (tmp_path / "saved" / run["run_id"]).mkdir(parents=True)
+        (tmp_path / "saved" / run["run_id"] / "result.json").write_text(json.dumps(run))
+    for given in (printed, tmp_path / "saved"):
+        assert main(["compare", str(given), "--json"]) == 1
+        told = json.loads(capsys.readouterr().out)
+        assert [[run["run_id"] for run in one["runs"]] for one in told["sides"]] == [[run["run_id"] for run in one] for one in (a, b)]
+        assert "not interleaved" not in " ".join(told["notes"])
+        assert main(["compare", third, str(given)]) == 1
+        assert "holds both sides" in capsys.readouterr().err
+    assert main(["convert", str(printed), "--to", "csv"]) == 0
+    assert capsys.readouterr().out.count("8c1f0f0e") == 6
+    assert main(["compare", third]) == 2
+    assert "1 side cannot be compared" in capsys.readouterr().err
+    comparison = tmp_path / "comparison.json"
+    comparison.write_text('{"schema": "roundhouse.comparison/1"}')
+    assert main(["convert", str(comparison)]) == 1
+    assert "without the runs" in capsys.readouterr().err
+
+
 def test_a_folder_of_runs_is_a_side(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for i, run in enumerate(side([250, 252, 248])):
         (tmp_path / "runs" / str(i)).mkdir(parents=True)
