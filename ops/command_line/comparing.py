@@ -25,13 +25,13 @@ def compare(arguments: argparse.Namespace) -> int:
     from ops.benchmark.comparing import exports, sides
 
     if len(arguments.file) > sides.MAX_SIDES:
-        raise WrongArguments(f"{len(arguments.file)} sides cannot be compared", hint=f"Give {sides.MIN_SIDES} to {sides.MAX_SIDES} files, a side each")
+        raise WrongArguments(f"{len(arguments.file)} sides cannot be compared", hint=f"Give at most {sides.MAX_SIDES}")
     given = [_of(file) for file in arguments.file]
     if len(given) == 1:
         given = _groups(given[0])
         if not sides.MIN_SIDES <= len(given) <= sides.MAX_SIDES:
             raise WrongArguments(f"{len(given)} {'side' if len(given) == 1 else 'sides'} cannot be compared",
-                                 hint=f"Give {sides.MIN_SIDES} to {sides.MAX_SIDES} files, a side each, or one that holds the runs of `bench --against`")
+                                 hint=f"Give {sides.MIN_SIDES} to {sides.MAX_SIDES} files, a side each, or one with the runs of `bench --against`")
     else:
         for file, runs in zip(arguments.file, given, strict=True):
             _require_one_side(file, runs)

@@ -142,7 +142,7 @@ def _unknown(name: str, told: Content) -> BadInput:
     if "avg_latency" in first and "latencies" in first:
         return BadInput(f"`{shown}` is a result of `vllm bench latency`", why="It measures one batch without a server")
     if first.get("schema") == SCHEMA:
-        return BadInput(f"`{shown}` is a comparison, without the runs that were compared", hint="Give the runs: `bench --against` prints both with --json")
+        return BadInput(f"`{shown}` is a comparison, without the runs that were compared", hint="Give the runs: `bench --against --json` prints both")
     begins = ", ".join(f"`{clean(key, 40)}`" for key in list(first)[:6])
     return BadInput(f"`{shown}` is no result that is known here", why=f"It begins with {begins}" if begins else "There is no object in it",
                     hint=f"Known: {', '.join(KNOWN)}")
