@@ -79,7 +79,8 @@ def _measure(context: Context, settings: SweepSettings) -> list[SweepResult]:
     current = releases.current(record)
 
     def gpus() -> list[GpuSample]:
-        return [GpuSample(gpu.index, gpu.power_w, gpu.utilization, gpu.used_bytes) for gpu in source.read().gpus if gpu.index in record.gpus]
+        return [GpuSample(gpu.index, gpu.power_w, gpu.utilization, gpu.used_bytes, gpu.clock_mhz) for gpu in source.read().gpus
+                if gpu.index in record.gpus]
 
     told = fingerprint.fingerprint(record, release=current, gpus=source.read(), report=redeploy.look_at_files(context, current) if current else None)
     params = context.params

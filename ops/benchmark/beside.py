@@ -26,12 +26,14 @@ FRESH_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """One GPU of the service at one moment. `power_w` in watts, `utilization` in percent of time, `used_bytes` of memory; None: not reported."""
+    """One GPU of the service at one moment. `power_w` in watts, `utilization` in percent of time, `used_bytes` of memory, `clock_mhz` of its
+    multiprocessors; None: not reported."""
 
     index: int
     power_w: float | None = None
     utilization: float | None = None
     used_bytes: int | None = None
+    clock_mhz: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return {"index": self.index, "power_w": self.power_w, "utilization": self.utilization, "used_bytes": self.used_bytes}
@@ -72,7 +74,7 @@ class BesideLevel:
                 "gpus": self._gpus_of(start, end), "server": server_metrics.of_level(self.server)}
 
     def _gpus_of(self, start: int, end: int) -> list[dict[str, Any]] | None:
-        """Each GPU's mean power and utilization, and the most memory, over the looks of a window (or the one nearest to it)."""
+        """Each GPU's mean power, utilization and clock, and the most memory, over the looks of a window (or the one nearest to it)."""
         rows = within(self.gpus, start, end)
         if not rows:
             return None
@@ -84,9 +86,11 @@ class BesideLevel:
         for index, looks in sorted(by_gpu.items()):
             energy = energy_j([(at, one.power_w) for at, one in looks], start, end)
             used = [one.used_bytes for _, one in looks if one.used_bytes is not None]
+            clocks = [one.clock_mhz for _, one in looks if one.clock_mhz is not None]
             busy = [one.utilization for _, one in looks if one.utilization is not None]
             told.append({"index": index, "power_mean_w": energy / ((end - start) / S) if energy is not None and end > start else None,
-                         "utilization_mean": sum(busy) / len(busy) if busy else None, "used_bytes_max": max(used, default=None)})
+                         "utilization_mean": sum(busy) / len(busy) if busy else None, "used_bytes_max": max(used, default=None),
+                         "clock_mean_mhz": sum(clocks) / len(clocks) if clocks else None})
         return told
 
 

@@ -211,6 +211,7 @@ def _gpus(record: ServiceRecord, snapshot: GpuSnapshot | None) -> dict[str, Any]
         "source": snapshot.source, "driver": snapshot.driver, "cuda": snapshot.cuda, "count": len(used), "problem": snapshot.problem,
         "names": sorted({gpu.name for gpu in used}), "indexes": [gpu.index for gpu in used], "uuids": [gpu.uuid for gpu in used],
         "total_bytes": [gpu.total_bytes for gpu in used], "power_limit_w": [gpu.power_limit_w for gpu in used],
+        "clock_max_mhz": [gpu.clock_max_mhz for gpu in used],
         "compute_capability": sorted({gpu.compute_capability for gpu in used if gpu.compute_capability}),
         "pcie_width": [gpu.pcie_width for gpu in used], "pcie_max_width": [gpu.pcie_max_width for gpu in used],
     }
@@ -280,6 +281,8 @@ def words(differences: Sequence[Mapping[str, Any]]) -> list[str]:
             continue
         if area == "wheels" and (old is None or new is None):
             continue  # that the hash of a wheel is known, or is not any more, explains nothing
+        if key == "gpus.clock_max_mhz" and (old is None or new is None):
+            continue  # a record from before it was kept
         if key == "patched.digest" and any(other.startswith("patched.packages.") for other in changes):
             continue
         if key == "patched.files" and any(other.startswith("patched.packages") or other == "patched.digest" for other in changes):
@@ -462,7 +465,8 @@ def _of_model(rest: str, old: Any, new: Any) -> Iterator[str]:
 
 
 def _of_gpus(rest: str, old: Any, new: Any) -> Iterator[str]:
-    units = {"power_limit_w": ("power limit", " W"), "pcie_width": ("PCIe link", " lanes"), "pcie_max_width": ("PCIe slot", " lanes"),
+    units = {"power_limit_w": ("power limit", " W"), "clock_max_mhz": ("highest clock", " MHz"),
+             "pcie_width": ("PCIe link", " lanes"), "pcie_max_width": ("PCIe slot", " lanes"),
              "total_bytes": ("memory", " bytes"), "uuids": ("card (its UUID)", "")}
     if rest in units and isinstance(old, list) and isinstance(new, list):
         label, unit = units[rest]

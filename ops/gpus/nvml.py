@@ -56,7 +56,7 @@ class NvmlSource:
         self._lock = threading.Lock()
         self._open = False
         self._handles: dict[int, Any] = {}
-        self._names: dict[int, tuple[str, str, str | None, int | None]] = {}  # per handle: what never changes
+        self._names: dict[int, tuple[str, str, str | None, int | None, int | None]] = {}  # per handle: what never changes
 
     def read(self) -> GpuSnapshot:
         """All GPUs now. Never raises for a missing library, driver or GPU: `problem` and `error` say it in words."""
@@ -99,12 +99,14 @@ class NvmlSource:
                     _text(self._value(pynvml.nvmlDeviceGetUUID, handle) or ""), _text(self._value(pynvml.nvmlDeviceGetName, handle) or ""),
                     _capability(self._value(pynvml.nvmlDeviceGetCudaComputeCapability, handle)),
                     self._value(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+                    self._value(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
                 )
-            uuid, name, capability, max_width = self._names[index]
+            uuid, name, capability, max_width, max_clock = self._names[index]
             memory = self._value(pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2)
             rates = self._value(pynvml.nvmlDeviceGetUtilizationRates, handle)
             power = self._value(pynvml.nvmlDeviceGetPowerUsage, handle)
             limit = self._value(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+            clock = self._value(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)
             temperature = self._value(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
             return GpuReading(
                 index=index, uuid=uuid, name=name,
@@ -113,14 +115,16 @@ class NvmlSource:
                 utilization=float(rates.gpu) if rates is not None else None,
                 temperature_c=float(temperature) if temperature is not None else None,
                 power_w=power / 1000 if power is not None else None, power_limit_w=limit / 1000 if limit is not None else None,
+                clock_mhz=clock, clock_max_mhz=max_clock,
                 pcie_gen=self._value(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
                 pcie_width=self._value(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
                 pcie_max_width=max_width, compute_capability=capability, throttle=self._throttle(handle), processes=self._processes(handle),
             )
         except _Lost as lost:
-            uuid, name, capability, max_width = self._names.get(index, ("", "", None, None))
+            uuid, name, capability, max_width, max_clock = self._names.get(index, ("", "", None, None, None))
             self._handles.pop(index, None)  # a GPU that comes back gets a new handle
-            return GpuReading(index=index, uuid=uuid, name=name, pcie_max_width=max_width, compute_capability=capability, error=str(lost))
+            return GpuReading(index=index, uuid=uuid, name=name, pcie_max_width=max_width, compute_capability=capability, clock_max_mhz=max_clock,
+                              error=str(lost))
 
     def _call(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         try:

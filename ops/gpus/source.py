@@ -36,6 +36,8 @@ class GpuReading:
     temperature_c: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
+    clock_mhz: int | None = None  # of the streaming multiprocessors, now
+    clock_max_mhz: int | None = None
     pcie_gen: int | None = None
     pcie_width: int | None = None
     pcie_max_width: int | None = None

@@ -22,6 +22,7 @@ TOTAL_MIB = 97887
 DRIVER = "580.95.05"
 CUDA = "13.0"
 POWER_LIMIT_W = 600.0
+CLOCK_MAX_MHZ, CLOCK_BUSY_MHZ, CLOCK_IDLE_MHZ = 2430, 2280, 180
 COMPUTE_CAPABILITY = "12.0"
 _IDLE_POWER_W = (13.8, 14.6, 15.1, 14.2, 13.5, 14.0, 14.9, 13.9)
 _IDLE_TEMPERATURE_C = (29.0, 31.0, 32.0, 30.0, 29.0, 30.0, 32.0, 30.0)
@@ -71,7 +72,8 @@ def _reading(index: int, processes: list[GpuProcess], load: tuple[float, float, 
     return GpuReading(
         index=index, uuid=f"GPU-practice-{index}", name=NAME, total_bytes=TOTAL_MIB * MIB,
         used_bytes=sum(process.used_bytes or 0 for process in processes), utilization=utilization, temperature_c=temperature_c, power_w=power_w,
-        power_limit_w=POWER_LIMIT_W, pcie_gen=5, pcie_width=16, pcie_max_width=16, compute_capability=COMPUTE_CAPABILITY, processes=processes,
+        power_limit_w=POWER_LIMIT_W, clock_mhz=CLOCK_BUSY_MHZ if utilization else CLOCK_IDLE_MHZ, clock_max_mhz=CLOCK_MAX_MHZ,
+        pcie_gen=5, pcie_width=16, pcie_max_width=16, compute_capability=COMPUTE_CAPABILITY, processes=processes,
     )
 
 

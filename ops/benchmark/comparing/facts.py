@@ -15,6 +15,7 @@ TEXT_MAX = 300
 _MODEL = {"path": "model folder", "architecture": "architecture", "model_type": "type", "dtype": "dtype", "trust_remote_code": "trust_remote_code",
           "auto_map": "own code (auto_map)", "config_sha256": "config.json"}
 _GPUS = {"names": "cards", "count": "number", "driver": "driver", "cuda": "driver's CUDA version", "power_limit_w": "power limit, W",
+         "clock_max_mhz": "highest clock, MHz",
          "total_bytes": "memory, bytes", "uuids": "UUIDs", "compute_capability": "compute capability", "pcie_width": "PCIe lanes",
          "pcie_max_width": "PCIe lanes of the slot", "indexes": "indexes", "source": "source of readings"}
 _HOST = {"name": "host", "kernel": "kernel", "machine": "machine type", "cpus": "CPUs", "memory_bytes": "memory, bytes"}

@@ -34,7 +34,7 @@ STATES = ("done", "failed", "cancelled")
 FACTS_BYTES = 200_000  # of settings, of a fingerprint
 WORDS = {"stopped": 20, "prompt_source": 20, "stamps": 20, "endpoint_kind": 40, "output_mode": 20, "reasoning": 20, "counted_by": 20}
 SERVER = ("prefix_hit_rate", "spec_acceptance", "kv_use_max", "running_max", "waiting_max", "preemptions")
-GPU = ("index", "power_mean_w", "utilization_mean", "used_bytes_max")
+GPU = ("index", "power_mean_w", "utilization_mean", "used_bytes_max", "clock_mean_mhz")
 MARKS_MOST, WARNINGS_MOST, TAGS_MOST = 20, 100, 20
 
 

@@ -35,12 +35,15 @@ def test_the_power_of_all_is_not_known_where_one_does_not_say() -> None:
 
 
 def test_a_level_tells_each_gpu_and_the_whole_of_its_window() -> None:
-    level = BesideLevel(gpus=[(at * S, (GpuSample(2, 100.0 * at, 10.0 * at, at), GpuSample(3, 50.0, None, None))) for at in range(5)],
+    looks = [(at * S, (GpuSample(2, 100.0 * at, 10.0 * at, at, 2600.0 - 100 * at), GpuSample(3, 50.0, None, None))) for at in range(5)]
+    level = BesideLevel(gpus=looks,
                         server=[Snapshot(at=0, running=0.0), Snapshot(at=4 * S, running=8.0)])
     told = level.of_window(1 * S, 3 * S)
     assert told["energy_j"] == pytest.approx(500.0) and told["power_mean_w"] == pytest.approx(250.0)
-    assert told["gpus"] == [{"index": 2, "power_mean_w": pytest.approx(200.0), "utilization_mean": pytest.approx(20.0), "used_bytes_max": 4},
-                            {"index": 3, "power_mean_w": pytest.approx(50.0), "utilization_mean": None, "used_bytes_max": None}]
+    assert told["gpus"] == [{"index": 2, "power_mean_w": pytest.approx(200.0), "utilization_mean": pytest.approx(20.0), "used_bytes_max": 4,
+                              "clock_mean_mhz": pytest.approx(2400.0)},
+                            {"index": 3, "power_mean_w": pytest.approx(50.0), "utilization_mean": None, "used_bytes_max": None,
+                             "clock_mean_mhz": None}]
     assert told["server"]["running_max"] == 8.0
     assert level.latest_gpus() == [{"index": 2, "power_w": 400.0, "utilization": 40.0, "used_bytes": 4},
                                    {"index": 3, "power_w": 50.0, "utilization": None, "used_bytes": None}]

@@ -146,7 +146,8 @@ BEFORE = {
     "env": {"VLLM_USE_V1": "1", "HF_TOKEN": "hidden", "NCCL_DEBUG": "INFO"},
     "model": {"path": "/m", "config_sha256": "1", "files": {"config.json": "1", "generation_config.json": None}, "dtype": "bfloat16", "problem": None,
               "quantization": {"quant_method": "modelopt", "kv_cache_scheme": "{}", "sha256": "1"}, "weights": {"files": 64, "bytes": 1000}},
-    "gpus": {"driver": "580.1", "cuda": "13.0", "count": 2, "power_limit_w": [600.0, 600.0], "pcie_width": [16, 16], "names": ["RTX"]},
+    "gpus": {"driver": "580.1", "cuda": "13.0", "count": 2, "power_limit_w": [600.0, 600.0], "clock_max_mhz": [2430, 2430],
+             "pcie_width": [16, 16], "names": ["RTX"]},
     "host": {"kernel": "6.8.0-1", "name": "gpu01"}, "tools": {"uv": "0.13.9", "roundhouse": "0.1.0"}, "launcher": {"sha256": "1"},
 }
 
@@ -182,6 +183,8 @@ def changed(**parts: object) -> list[str]:
     ({"patched": {"digest": "y", "files": 4, "packages": {"vllm": 3, "torch": 1}}}, ["the edits of installed files are other ones"]),
     ({"patched": None}, ["the check of the installed files could not be read now"]),
     ({"gpus__driver": "590.2", "gpus__cuda": "13.1"}, ["the driver's CUDA version went from 13.0 to 13.1", "the driver went from 580.1 to 590.2"]),
+    ({"gpus__clock_max_mhz": None}, []),
+    ({"gpus__clock_max_mhz": [2430, 1800]}, ["the highest clock of GPU 1 of the service went from 2430 MHz to 1800 MHz"]),
     ({"gpus__power_limit_w": [450, 450]}, ["the power limit of all 2 GPUs went from 600 W to 450 W"]),
     ({"gpus__power_limit_w": [600, 450], "gpus__pcie_width": [8, 16]},
      ["the PCIe link of GPU 0 of the service went from 16 lanes to 8 lanes", "the power limit of GPU 1 of the service went from 600 W to 450 W"]),

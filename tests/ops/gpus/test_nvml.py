@@ -62,13 +62,13 @@ def read(nvml_library: Path, tmp_path: Path) -> Callable[..., Any]:
 
 
 def test_every_gpu_is_read_with_its_fields(read: Callable[..., Any]) -> None:
-    snapshot = read("gpu * util 37\ngpu * temp 61\ngpu * power_mw 412000\ndriver 580.95.05\ncuda 13000\n")
+    snapshot = read("gpu * util 37\ngpu * temp 61\ngpu * power_mw 412000\ngpu * clock_sm 2280\ndriver 580.95.05\ncuda 13000\n")
     assert len(snapshot["gpus"]) == 8 and snapshot["problem"] is None
     assert (snapshot["driver"], snapshot["cuda"], snapshot["source"]) == ("580.95.05", "13.0", "nvml")
     gpu = snapshot["gpus"][3]
     assert gpu["name"] == "NVIDIA RTX PRO 6000 Blackwell Server Edition"
     assert (gpu["utilization"], gpu["temperature_c"], gpu["power_w"], gpu["compute_capability"]) == (37.0, 61.0, 412.0, "12.0")
-    assert gpu["total_bytes"] == 97887 * 1024 * 1024
+    assert gpu["total_bytes"] == 97887 * 1024 * 1024 and (gpu["clock_mhz"], gpu["clock_max_mhz"]) == (2280, 2430)
 
 
 def test_an_idle_gpu_reads_zero_because_memory_version_2_leaves_the_reserved_part_out(read: Callable[..., Any]) -> None:
