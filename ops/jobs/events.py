@@ -97,7 +97,8 @@ class EventType(StrEnum):
     NOISE_FLOOR = "noise.floor"
     # this sweep against the service's baseline (ops/benchmark/comparing/regression.py), as it was when the job began: baseline {run_ids, label,
     # release, interleaved: false}, run_ids, levels [{load, value, label, comparable, why (not comparable), metrics [{metric, title, ratio, low, high,
-    # floor, floor_from ("measured" | "default"), word, more_runs}], errors (words)}], outside (how many metrics lie outside), words [sentence]
+    # floor, floor_from ("measured" | "default"), word, holds (after Holm's correction; or null), more_runs}], errors (words)}],
+    # outside (how many metrics lie outside), words [sentence]
     REGRESSION = "regression"
     # what a stop left behind: processes [{pid, start_ticks or null (gone), started_at, user, unit, command, gpus [{index, used_bytes}], own (it
     # belonged to the service: it may be ended by the job `end-leftovers`), why (what proves that, or whose it is), service (another one that it is

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ops.benchmark.comparing import keys, readings
+from ops.benchmark.comparing import keys, readings, student
 from ops.benchmark.comparing.floors import Floors
-from ops.benchmark.comparing.verdicts import BETTER, METRICS, NOT_DECIDED, VERDICTS, WITHIN, WORSE, compare_errors, compare_values, percent
+from ops.benchmark.comparing.verdicts import BETTER, LEVEL, METRICS, NOT_DECIDED, VERDICTS, WITHIN, WORSE, compare_errors, compare_values, percent
 
 NOT_REPORTED = "not reported"
 
@@ -16,11 +16,13 @@ NOT_REPORTED = "not reported"
 def watch(document: Mapping[str, Any] | Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]],
           floors: Floors | Iterable[Any] | None = None, *, label: str = "") -> dict[str, Any]:
     """The data of REGRESSION: {baseline {run_ids, label, release, interleaved: false}, run_ids, levels [{load, value, label, comparable, why, metrics
-    [{metric, title, ratio, low, high, floor, floor_from, word, more_runs}], errors}], words [sentence], outside (how many metrics lie outside)}.
+    [{metric, title, ratio, low, high, floor, floor_from, word, holds, more_runs}], errors}], words [sentence], outside (how many metrics lie
+    outside)}.
 
     `document`: the run, or several that are one side. `word`: "within the noise floor", "outside it (−6.2 %), not tested" or "not reported"; a
-    verdict only where both sides have three runs. Of several runs the geometric mean counts. A level whose key differs from the baseline's is not
-    held against it, nor is one of which more than 1 % of the requests failed (but for a verdict on the errors): `why` says so.
+    verdict only where both sides have three runs; `holds`: whether it stands after Holm's correction for all of them, and is counted (None: what
+    no correction is for). Of several runs the geometric mean counts. A level whose key differs from the baseline's is not held against it, nor is
+    one of which more than 1 % of the requests failed (but for a verdict on the errors): `why` says so.
     """
     known = Floors.of(floors)
     news = readings.by_time([document] if isinstance(document, Mapping) else document)
@@ -28,6 +30,7 @@ def watch(document: Mapping[str, Any] | Sequence[Mapping[str, Any]], baseline: S
     blocked = _blocked(news, runs)
     places = sorted({readings.place(level) for one in news for level in readings.levels(one) if readings.whole(level)})
     levels = [] if blocked else [_level(place, news, runs, known) for place in places]
+    _with_holm(levels)
     releases = {text for run in runs if (text := readings.text(readings.mapping(run.get("fingerprint")).get("release")))}
     return {
         "baseline": {"run_ids": [readings.text(run.get("run_id")) for run in runs], "label": label, "release": releases.pop() if len(releases) == 1
@@ -39,7 +42,20 @@ def watch(document: Mapping[str, Any] | Sequence[Mapping[str, Any]], baseline: S
 
 
 def _outside(one: Mapping[str, Any]) -> bool:
-    return one["word"].startswith("outside") or one["word"] in (WORSE, BETTER)
+    return one["word"].startswith("outside") or _counted(one) in (WORSE, BETTER)
+
+
+def _counted(one: Mapping[str, Any]) -> str:
+    return NOT_DECIDED if one["holds"] is False else str(one["word"])
+
+
+def _with_holm(levels: Sequence[dict[str, Any]]) -> None:
+    """Says of each `better` and `worse` whether it stands among all that was tested; errors need no such test."""
+    tested = [one for level in levels for one in level["metrics"] if one["p"] is not None]
+    for one, p in zip(tested, student.holm([one["p"] for one in tested]), strict=True):
+        one["holds"] = p <= 1 - LEVEL if one["word"] in (WORSE, BETTER) and not one["by_errors"] else None
+    for level in levels:
+        level["metrics"] = [{name: value for name, value in one.items() if name not in ("p", "by_errors")} for one in level["metrics"]]
 
 
 def _blocked(news: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> str:
@@ -80,7 +96,8 @@ def _level(place: tuple[str, float], news: Sequence[Mapping[str, Any]], runs: Se
         one = compare_values([level.get(name) for level in before], [level.get(name) for level in after], name, floors.lookup(load, value, name))
         word = NOT_REPORTED if one.ratio is None else errors.word if errors.word in VERDICTS else one.word if one.word in VERDICTS else one.note
         metrics.append({"metric": name, "title": metric.title, "ratio": one.ratio, "low": one.low, "high": one.high, "floor": one.floor,
-                        "floor_from": one.floor_from, "word": word, "more_runs": one.more_runs})
+                        "floor_from": one.floor_from, "word": word, "holds": None, "more_runs": one.more_runs,
+                        "p": one.p, "by_errors": errors.word in VERDICTS})
     return made | {"comparable": True, "metrics": metrics, "errors": errors.note}
 
 
@@ -100,7 +117,7 @@ def _sentence(metrics: Sequence[Mapping[str, Any]]) -> str:
     by_word: dict[str, list[Mapping[str, Any]]] = {}
     for one in metrics:
         if one["ratio"] is not None:
-            by_word.setdefault("outside" if one["word"].startswith("outside") else one["word"], []).append(one)
+            by_word.setdefault("outside" if one["word"].startswith("outside") else _counted(one), []).append(one)
     if not by_word:
         return "nothing to hold against the baseline"
     if "outside" in by_word:

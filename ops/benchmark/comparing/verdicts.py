@@ -48,9 +48,9 @@ class Verdict:
     """B against A. `ratio`, `low`, `high`: B to A, 95 % (the bounds from two runs a side); None where there is no value on a side.
 
     `word`: one of the four verdicts, or "not tested" with `note` saying why. `p`: of no difference; `p_holm`: the same after Holm's correction
-    over all levels and metrics of the comparison, `holds`: a `better` or `worse` that stands after it too (where it does not, `note` says so). `more_runs`: so many more a side would
-    decide, if the spread stays what it is; None where it is decided, or where more runs would not. `floor`: a share, `floor_from` "measured" or
-    "default". `by_errors`: the word is of the level's failed requests, which beat what the values say.
+    over all levels and metrics of the comparison, `holds`: a `better` or `worse` that stands after it too (where it does not, `note` says so).
+    `more_runs`: so many more a side would decide, if the spread stays what it is; None where it is decided, or where more runs would not. `floor`:
+    a share, `floor_from` "measured" or "default". `by_errors`: the word is of the level's failed requests, which beat what the values say.
     """
 
     metric: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ops.benchmark.comparing.regression import watch
@@ -64,3 +65,16 @@ def test_a_level_of_which_too_many_requests_failed_is_not_held_against_it_but_by
 
 def test_practice_is_not_held_against_real() -> None:
     assert watch(run(level(), practice=True), side([277]))["words"] == ["Not held against the baseline: practice is never held against real"]
+
+
+def test_one_verdict_of_many_levels_that_falls_to_holms_correction_is_not_told_as_one() -> None:
+    """A p just below 0.05 at one of four levels is what luck alone brings."""
+    a, b = [], []
+    for i, luck in enumerate((-0.03, 0.0, 0.03)):
+        a.append(run(*(level(c, 100 * math.exp(luck)) for c in (1, 2, 4, 8)), started_at=float(i + 1)))
+        b.append(run(level(1, 92 * math.exp(luck)), *(level(c, 100 * math.exp(luck)) for c in (2, 4, 8)), started_at=float(i + 9)))
+    told = watch(b, a)
+    assert (metric(told)["word"], metric(told)["holds"]) == ("worse", False)
+    assert told["outside"] == 0
+    assert "worse" not in " ".join(told["words"])
+    assert metric(watch(side([250, 252, 248], start=1000), side([277, 280, 274])))["holds"] is True
