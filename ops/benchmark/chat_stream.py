@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from itertools import pairwise
 from typing import Any
 
 from ops.benchmark.event_cutter import EventCutter
@@ -28,14 +29,14 @@ HARD_EVENTS_PER_STEP = 25  # of those that do not look like the one before
 _STRING = rb'"(?:[^"\\\x00-\x1f]++|\\.)++"'
 _PLAIN_DELTA = re.compile(rb'"delta":\s?\{"(?P<field>content|reasoning|reasoning_content)":\s?(?P<text>' + _STRING + rb")\}")
 _PLAIN_COMPLETION = re.compile(rb'"choices":\s?\[\{(?:"index":\s?0,\s?)?"text":\s?(?P<text>' + _STRING + rb")[,}]")
-_TEXT = re.compile(_STRING)
+_fits_text = re.compile(_STRING).fullmatch
 _NOT_FINISHED = re.compile(rb'"finish_reason":\s?null')
 _USAGE = re.compile(rb'"usage":\s?[^\sn]')
 
 
 @dataclass(slots=True)
 class ChatStream:
-    """A chat completion read out of its events. `times` and `kinds` per chunk; texts only if they were asked for."""
+    """A chat completion read out of its events. `times` and (joined) `kinds` per chunk; texts only if they were asked for."""
 
     times: array[int] = field(default_factory=lambda: array("q"))
     kinds: list[str] = field(default_factory=list)
@@ -120,11 +121,12 @@ class _Pattern:
     ends as that one did, with a JSON string between, is such an event: known by two comparisons, with nothing taken apart.
     """
 
-    __slots__ = ("_begin", "_begins", "_chunked", "_end", "kind")
+    __slots__ = ("_begin", "_begins", "_chunked", "_end", "_end_size", "fitting", "kind")
 
     def __init__(self, begin: bytes, end: bytes, kind: str, *, chunked: bool) -> None:
-        self._begin, self._end, self.kind, self._chunked = begin, end, kind, chunked
+        self._begin, self._end, self._end_size, self.kind, self._chunked = begin, end, len(end), kind, chunked
         self._begins: dict[int, bytes] = {}  # by the segment's length: size line and beginning
+        self.fitting = 0  # that are not told yet
 
     @classmethod
     def of(cls, segment: bytes, data: bytes, plain: re.Match[bytes], *, chunked: bool) -> _Pattern | None:
@@ -138,10 +140,18 @@ class _Pattern:
 
     def fits(self, segment: bytes) -> bool:
         size = len(segment)
-        begin = self._begins.get(size)
-        if begin is None:
+        try:
+            begin = self._begins[size]
+        except KeyError:
             begin = self._begins[size] = self._begin_for(size)
-        return segment.startswith(begin) and segment.endswith(self._end) and _TEXT.fullmatch(segment, len(begin), size - len(self._end)) is not None
+        return segment.startswith(begin) and segment.endswith(self._end) and _fits_text(segment, len(begin), size - self._end_size) is not None
+
+    def told(self, stream: ChatStream) -> None:
+        """The events that fitted since the last time."""
+        if self.fitting:
+            stream.events += self.fitting
+            stream.kinds.append(self.kind * self.fitting)
+            self.fitting = 0
 
     def _begin_for(self, size: int) -> bytes:
         """The beginning of a segment of this size: with its HTTP chunk's size line, whose own digits count."""
@@ -166,21 +176,27 @@ def read_in_steps(raw: RawResponse, *, keep_text: bool = False) -> Generator[Non
     pattern: _Pattern | None = None
     chunked = raw.framing == "chunked"
     cutter = EventCutter(chunked=chunked)
+    between = True  # whether the cutter is; what fits the pattern passes it by
+    until_break = EVENTS_PER_STEP
     at = 0
     for stamp, segment in segments(raw) if raw.framing else ():
-        if pattern is not None and pattern.fits(segment) and cutter.between:
+        if between and pattern is not None and pattern.fits(segment):
             times.append(stamp)
-            kinds.append(pattern.kind)
-            stream.events += 1
-            if stream.events % EVENTS_PER_STEP == 0:
+            pattern.fitting += 1
+            until_break -= 1
+            if until_break == 0:
+                until_break = EVENTS_PER_STEP
                 yield
             continue
-        alone = cutter.between
+        if pattern is not None:
+            pattern.told(stream)
+        alone = between
         found = cutter.feed(segment)
+        between = cutter.between
         for data in found:
             at += 1
             stream.events += 1
-            if stream.events % EVENTS_PER_STEP == 0 or at % HARD_EVENTS_PER_STEP == 0:
+            if at % HARD_EVENTS_PER_STEP == 0:
                 yield
             plain = None if keep_text else _plain(data)
             if plain is None:
@@ -191,6 +207,8 @@ def read_in_steps(raw: RawResponse, *, keep_text: bool = False) -> Generator[Non
             kinds.append(_kind(plain))
             if alone and len(found) == 1:
                 pattern = _Pattern.of(segment, data, plain, chunked=chunked)
+    if pattern is not None:
+        pattern.told(stream)
     if raw.complete and raw.framing and raw.stamps:
         for data in cutter.finish():
             stream.events += 1
@@ -200,7 +218,7 @@ def read_in_steps(raw: RawResponse, *, keep_text: bool = False) -> Generator[Non
 
 
 def _with_chunk_tokens(stream: ChatStream, per_chunk: list[int]) -> ChatStream:
-    if per_chunk and len(per_chunk) == len(stream.times):
+    if per_chunk and len(per_chunk) == len(stream.times) and all(before <= now for before, now in pairwise(per_chunk)):  # they count up, or are not
         stream.chunk_tokens = [now - before for before, now in zip([0, *per_chunk], per_chunk, strict=False)]
     return stream
 
@@ -278,9 +296,10 @@ def _read_delta(stream: ChatStream, delta: dict[str, Any], keep_text: bool) -> s
         if function.get("arguments"):
             kind = TOOL
         if keep_text:
-            kept = stream.tool_calls.setdefault(int(call.get("index") or 0), {"name": "", "arguments": ""})
-            kept["name"] += function.get("name") or ""
-            kept["arguments"] += function.get("arguments") or ""
+            place, name, arguments = call.get("index"), function.get("name"), function.get("arguments")
+            kept = stream.tool_calls.setdefault(place if isinstance(place, int) else 0, {"name": "", "arguments": ""})
+            kept["name"] += name if isinstance(name, str) else ""
+            kept["arguments"] += arguments if isinstance(arguments, str) else ""
     for key in ("reasoning", "reasoning_content"):
         if isinstance(delta.get(key), str) and delta[key]:
             kind = REASONING
@@ -299,14 +318,17 @@ def error_text(document: Any) -> str:
     if not isinstance(document, dict):
         return ""
     error = document.get("error")
-    if isinstance(error, dict):
-        return str(error.get("message") or error.get("type") or error)
-    if error:
-        return str(error)
-    if document.get("object") == "error":
-        return str(document.get("message") or document)
-    if "detail" in document and "choices" not in document:
-        return str(document["detail"])
+    try:
+        if isinstance(error, dict):
+            return str(error.get("message") or error.get("type") or error)
+        if error:
+            return str(error)
+        if document.get("object") == "error":
+            return str(document.get("message") or document)
+        if "detail" in document and "choices" not in document:
+            return str(document["detail"])
+    except RecursionError:  # it could be read, and cannot be printed
+        return "An error that is nested too deep to be told"
     return ""
 
 
@@ -318,9 +340,9 @@ def retry_after(text: str) -> float | None:
         pass
     try:
         at = parsedate_to_datetime(text)
-    except ValueError:
+        return max(0.0, at.timestamp() - time.time())
+    except (ValueError, OverflowError):  # the latter: a year or a zone that no clock has
         return None
-    return max(0.0, at.timestamp() - time.time())
 
 
 def settle(record: RequestRecord, raw: RawResponse) -> Generator[None, None, ChatStream | None]:
@@ -345,6 +367,10 @@ def settle(record: RequestRecord, raw: RawResponse) -> Generator[None, None, Cha
         if raw.failure:
             record.fail(*raw.failure)
         record.fail(ErrorKind.NOT_A_STREAM, f"The answer is `{raw.content_type or 'without a type'}`, not an event stream: {text[:120]}")
+        return None
+    packing = raw.headers.get("content-encoding", "identity").strip().lower()
+    if packing not in ("", "identity"):
+        record.fail(ErrorKind.NOT_A_STREAM, f"The stream is packed ({packing[:40]}) although none was asked for: its chunks cannot be told apart in time")
         return None
     stream = yield from read_in_steps(raw)
     stream.into(record)

@@ -25,7 +25,10 @@ from ops.benchmark.socket_loop import READ, WRITE, DirectSelector
 
 MAX_READ = 65_536
 MAX_HEAD = 64 * 1024
+MAX_LINE = 64 * 1024  # of a chunk's size, and of the trailers
 _SIZE = re.compile(rb"[0-9a-fA-F]{1,15}")
+_STATUS = re.compile(rb"[1-9]\d\d")
+_LENGTH_VALUE = re.compile(r"[0-9]{1,15}")
 
 _IDLE, _HEAD, _CHUNKED, _LENGTH, _CLOSE = range(5)
 
@@ -186,7 +189,7 @@ class StampedConnection(asyncio.Protocol):
                 return
             lines = blob[start:end].split(b"\r\n")
             words = lines[0].split(None, 2)
-            if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+            if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not _STATUS.fullmatch(words[1]) or words[1] == b"101":
                 self.fail(ErrorKind.PROTOCOL, f"Not an HTTP/1.1 answer: {lines[0][:80]!r}")
                 return
             status = int(words[1])
@@ -203,7 +206,7 @@ class StampedConnection(asyncio.Protocol):
             self._mode, self._skip = _CHUNKED, start
             self._look_for_the_end(blob[start:])
         elif "content-length" in head:
-            if not head["content-length"].isdigit():
+            if not _LENGTH_VALUE.fullmatch(head["content-length"]):
                 self.fail(ErrorKind.PROTOCOL, f"Content-Length is {head['content-length'][:40]!r}")
                 return
             self._mode, self._left = _LENGTH, int(head["content-length"]) - (len(blob) - start)
@@ -247,6 +250,8 @@ class StampedConnection(asyncio.Protocol):
                 break
             pos = line_end + 2 + size + 2
         self._tail, self._skip = (b"", pos - size_of_blob) if pos >= size_of_blob else (blob[pos:], 0)
+        if len(self._tail) > MAX_LINE:
+            self.fail(ErrorKind.PROTOCOL, f"A chunk's size, or what follows the last chunk, is longer than {MAX_LINE // 1024} KiB")
 
 
 class PlainConnection(StampedConnection):
@@ -289,10 +294,11 @@ class PlainConnection(StampedConnection):
             self.stamps.append(now)
         else:
             return self._lost(None)
-        self.pieces.append(data)
+        pieces = self.pieces
+        pieces.append(data)
         if self._mode != _CHUNKED or data[-4:] == b"\r\n\r\n" or len(data) < 8:
             self._look_at(data)
-            return True
+            return self.pieces is not pieces  # the response has ended, and its owner was told
         return False
 
     def _serve_unstamped(self, events: int) -> bool:
@@ -308,10 +314,11 @@ class PlainConnection(StampedConnection):
         if not data:
             return self._lost(None)
         self.stamps.append(perf_counter_ns())
-        self.pieces.append(data)
+        pieces = self.pieces
+        pieces.append(data)
         if self._mode != _CHUNKED or data[-4:] == b"\r\n\r\n" or len(data) < 8:
             self._look_at(data)
-            return True
+            return self.pieces is not pieces  # the response has ended, and its owner was told
         return False
 
     def _serve_more(self, events: int) -> bool:
