@@ -32,8 +32,8 @@ async def _load(url: str, streams: int, tokens: int, kernel: bool) -> Measured:
             self.cpu = time.process_time()
             super()._fill(loop)
 
-        def _note(self, record: RequestRecord, raw: RawResponse) -> None:
-            super()._note(record, raw)
+        def _note(self, record: RequestRecord, raw: RawResponse, events: int) -> None:
+            super()._note(record, raw, events)
             read.append((record, raw))
 
     plan = LevelPlan("closed", streams, streams)

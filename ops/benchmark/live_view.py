@@ -7,28 +7,37 @@ second; the view reads only the bytes that are new, a few streams at a time, so 
 from __future__ import annotations
 
 import asyncio
+import re
 from array import array
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Protocol
+from itertools import accumulate, repeat
+from operator import sub
+from typing import Any, NamedTuple, Protocol
 
-from ops.benchmark.chat_stream import events
 from ops.benchmark.metrics import MS, P90_NEEDS, P99_NEEDS, S, percentile, tokens_of
 from ops.benchmark.request_record import RequestRecord
 from ops.benchmark.stamped_connection import RawResponse
 
-GAPS_OF_A_SECOND = 5000  # more would tell no more
+GAPS_OF_A_SECOND = 2000  # more would tell no more
+FLIGHTS_A_TURN = 16  # some 50 us of work
+TAIL = 4096  # bytes at a stream's end that hold its usage
+
+# The first text in a stream, as nearly all servers write it: a field of text that does not begin with its closing quote.
+_FIRST_TEXT = re.compile(rb'"(?:content|reasoning|reasoning_content|arguments|text)":\s?"[^"]')
+_NO_CHOICES = re.compile(rb'"choices":\s?\[\]')
+_BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 
 
 @dataclass(frozen=True, slots=True)
 class LiveSecond:
     """One second of a running level. Rates count events as they arrive; the level's final numbers come from the whole streams.
 
-    Percentiles are of the level so far: TTFT of every stream that has begun to answer, ICL of gaps between reads (within 1 %, at most
-    GAPS_OF_A_SECOND of each second), E2E of requests that ended well; None below 20 (P90) and 100 (P99) samples. `server`, `gpus`, `power_w`:
-    as the newest look beside the load found them (ops/benchmark/beside.py); `tokens_per_joule`: of the level so far.
+    Percentiles are of the level so far: TTFT of every stream that has begun to answer, ICL of gaps between reads (within 1 %, about
+    GAPS_OF_A_SECOND of each second, evenly from all streams), E2E of requests that ended well; None below 20 (P90) and 100 (P99) samples.
+    `server`, `gpus`, `power_w`: as the newest look beside the load found them (ops/benchmark/beside.py); `tokens_per_joule`: of the level so far.
     """
 
     second: int
@@ -60,26 +69,24 @@ class LiveSecond:
 class GapCounts:
     """Percentiles of any number of gaps in little space: counts in bins that grow by 2 %, from 1 us to 1,000 s. Right within 1 %."""
 
-    _EDGES = tuple(1e3 * 1.02 ** i for i in range(1048))  # ns
+    _EDGES = tuple(round(1e3 * 1.02 ** i) for i in range(1048))  # ns
 
     def __init__(self) -> None:
-        self._counts = [0] * (len(self._EDGES) + 1)
+        self._counts: Counter[int] = Counter()
         self.n = 0
 
     def add(self, gaps: Iterable[int]) -> None:
         """Gaps in ns."""
-        counts, edges = self._counts, self._EDGES
-        for gap in gaps:
-            counts[bisect_left(edges, gap)] += 1
-            self.n += 1
+        self._counts.update(map(bisect_left, repeat(self._EDGES), gaps))
+        self.n = self._counts.total()
 
     def percentile(self, percent: float) -> float | None:
         """In ns: the middle of the bin that holds it. None for no gaps."""
         if not self.n:
             return None
         left = (self.n - 1) * percent / 100
-        for place, count in enumerate(self._counts):
-            left -= count
+        for place in sorted(self._counts):
+            left -= self._counts[place]
             if left < 0:
                 return self._EDGES[min(place, len(self._EDGES) - 1)] / 1.01
         return self._EDGES[-1]
@@ -102,15 +109,16 @@ class Beside(Protocol):
 
 @dataclass(slots=True)
 class StreamWatch:
-    """How far the view has looked into one stream: pieces, bytes, and its first chunk where it is known."""
+    """How far the view has looked into one stream: pieces, bytes, events, and its first chunk where it is known."""
 
     looked_at: int = 0
     received: int = 0
+    events: int = 0  # with text
+    begun: bool = False  # an event was seen
     first_chunk_ns: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
+class Flight(NamedTuple):
     """A stream in flight as the view sees it. `stamps[i]` is when `pieces[i]` was in; both grow."""
 
     sent: int
@@ -127,7 +135,9 @@ class LiveView:
         self._finished = self._errors = 0
         self._ended_events = 0
         self._gaps = GapCounts()
-        self._gaps_of_second = 0
+        self._new_gaps: list[int] = []  # of this second, every `_every`th
+        self._gaps_of_second = self._skip = 0
+        self._every = 1
         self._per_event = 1.0  # output tokens for an event, learned from streams that have ended
         self._token_total = self._event_total = 0
         self._ttfts: list[int] = []  # sorted, as the next
@@ -140,10 +150,13 @@ class LiveView:
 
     def ended(self, watch: StreamWatch, raw: RawResponse) -> None:
         """A stream has ended: its last bytes are counted. Called in the callback that got them: cheap."""
-        self._ended_events += self._count_new(watch, raw.pieces, raw.stamps)
+        before = watch.events
+        self._look_into(watch, raw.pieces, raw.stamps)
+        watch.events -= text_free_end(raw.pieces)
+        self._ended_events += watch.events - before
 
-    def note(self, record: RequestRecord, raw: RawResponse) -> None:
-        """An ended stream has been read: its record is whole."""
+    def note(self, record: RequestRecord, events: int) -> None:
+        """An ended stream has been read: its record is whole. `events` as its watch counted them."""
         if record.error_kind:
             self._errors += 1
             return
@@ -153,8 +166,8 @@ class LiveView:
         insort(self._e2es, took)
         self._e2e_total += took
         self._token_total += tokens_of(record)
-        self._event_total += text_events(b"".join(raw.pieces))
-        self._per_event = self._token_total / self._event_total if self._event_total else 1.0
+        self._event_total += events
+        self._per_event = self._token_total / self._event_total if self._event_total > 0 else 1.0
 
     def failed(self) -> None:
         """A request failed without a stream."""
@@ -166,18 +179,24 @@ class LiveView:
         in_flight, first = 0, []
         for i, flight in enumerate(flights):
             in_flight += 1
-            total += self._count_new(flight.watch, flight.pieces, flight.stamps)
-            if flight.watch.first_chunk_ns is None and len(flight.pieces) > 1:
-                flight.watch.first_chunk_ns = first_text(flight.pieces[:8], flight.stamps[:8])
-            if flight.watch.first_chunk_ns is not None:
-                first.append(flight.watch.first_chunk_ns - flight.sent)
-            if i % 8 == 7:
+            watch = flight.watch
+            before = watch.events
+            self._look_into(watch, flight.pieces, flight.stamps)
+            total += watch.events - before
+            if watch.first_chunk_ns is None and len(flight.pieces) > 1:
+                watch.first_chunk_ns = first_text(flight.pieces[:8], flight.stamps[:8])
+            if watch.first_chunk_ns is not None:
+                first.append(watch.first_chunk_ns - flight.sent)
+            if i % FLIGHTS_A_TURN == FLIGHTS_A_TURN - 1:
                 await asyncio.sleep(0)
         tokens, seconds = total * self._per_event, (now - self._last) / S
         self._so_far += tokens
         self._last = now
-        ttfts, gaps, e2es = sorted(self._ttfts + first), self._gaps, self._e2es
-        self._gaps_of_second = 0
+        gaps, e2es = self._gaps, self._e2es
+        gaps.add(self._new_gaps)
+        self._new_gaps.clear()
+        self._every, self._gaps_of_second = -(-self._gaps_of_second // GAPS_OF_A_SECOND) or 1, 0
+        ttfts = sorted(self._ttfts + first)
         so_far = self._so_far / ((now - self._t0) / S) if now > self._t0 else 0.0
         power = beside.get("power_so_far_w")
         return LiveSecond(
@@ -192,40 +211,56 @@ class LiveView:
             throughput_so_far_tok_s=so_far, server=beside.get("server"), gpus=beside.get("gpus"), power_w=beside.get("power_w"),
             tokens_per_joule=so_far / power if power else None)
 
-    def _count_new(self, watch: StreamWatch, pieces: list[bytes], stamps: array[int]) -> int:
-        """Events with text in the pieces that were not looked at yet."""
-        fresh = pieces[watch.looked_at:]
-        if not fresh:
-            return 0
-        if self._gaps_of_second < GAPS_OF_A_SECOND:
-            since = stamps[max(watch.looked_at - 1, 1):len(pieces)]  # from the last one that was seen; the first holds the head
-            self._gaps.add(after - before for before, after in pairwise(since))
-            self._gaps_of_second += max(0, len(since) - 1)
-        watch.looked_at = len(pieces)
-        text = b"".join(fresh)
+    def _look_into(self, watch: StreamWatch, pieces: list[bytes], stamps: array[int]) -> None:
+        """The pieces that were not looked at yet: their events with text, and some of the gaps between them."""
+        seen, now = watch.looked_at, len(pieces)
+        if seen == now:
+            return
+        since = max(seen - 1, 1)  # from the last one that was seen; the first piece holds the head
+        if (gaps := now - 1 - since) > 0:
+            self._pool(stamps, since, gaps)
+        watch.looked_at = now
+        text = b"".join(pieces[seen:] if seen else pieces)
         watch.received += len(text)
-        return text_events(text)
+        events = text.count(b"data: {")
+        if events and not watch.begun:
+            watch.begun = True
+            events -= text_free_start(text)
+        watch.events += events
+
+    def _pool(self, stamps: array[int], since: int, gaps: int) -> None:
+        """Every `_every`th gap of all that come by; `gaps` of them follow stamp `since`."""
+        self._gaps_of_second += gaps
+        every, start = self._every, since + self._skip
+        self._skip = (self._skip - gaps) % every
+        if len(self._new_gaps) < 2 * GAPS_OF_A_SECOND:
+            self._new_gaps.extend(map(sub, stamps[start + 1:since + gaps + 1:every], stamps[start:since + gaps:every]))
 
 
 def _in(unit: float, value: float | None, enough: bool = True) -> float | None:
     return value / unit if value is not None and enough else None
 
 
-def text_events(text: bytes) -> int:
-    """About how many events with text there are: all but the role-only and the usage-only ones. No parsing; quotes inside texts are escaped."""
-    return text.count(b"data: {") - text.count(b'"role":') - text.count(b'"choices":[]')
+def text_free_start(text: bytes) -> int:
+    """1 where a stream's first event, which is in `text`, brings no text (the role alone; filters' results), else 0. No parsing."""
+    start = text.find(b"data: {")
+    blank = _BLANK_LINE.search(text, start)
+    first = text[start:blank.start() if blank is not None else start + TAIL]
+    if _FIRST_TEXT.search(first) is not None:
+        return 0
+    return 1 if b'"role":' in first or _NO_CHOICES.search(first) is not None else 0
+
+
+def text_free_end(pieces: list[bytes]) -> int:
+    """1 where a stream's last event brings usage and no text, else 0. A quote inside a text is escaped, so no text can look like it."""
+    return 1 if _NO_CHOICES.search(b"".join(pieces[-3:])[-TAIL:]) is not None else 0
 
 
 def first_text(pieces: list[bytes], stamps: array[int]) -> int | None:
-    """The stamp of the first text in a stream's first pieces, or None."""
-    head = b"".join(pieces)
-    start = head.find(b"\r\n\r\n")
-    if start < 0:
+    """The stamp of the piece with the end of the first event with text, in a stream's first pieces, or None."""
+    text = b"".join(pieces)
+    found = _FIRST_TEXT.search(text)
+    blank = _BLANK_LINE.search(text, found.end()) if found is not None else None
+    if blank is None:
         return None
-    framing = "chunked" if b"chunked" in head[:start].lower() else "close"
-    raw = RawResponse(stamps=stamps, pieces=pieces, framing=framing, body_start=start + 4)
-    marks = (b'"content":', b'"reasoning":', b'"reasoning_content":', b'"arguments":', b'"text":')
-    for stamp, data in events(raw):
-        if any(mark in data and (mark + b'""') not in data for mark in marks):
-            return stamp
-    return None
+    return stamps[bisect_left(list(accumulate(map(len, pieces))), blank.end())]

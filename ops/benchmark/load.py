@@ -40,6 +40,7 @@ FILES_BESIDE = 64  # descriptors that we need for other things
 MAX_IN_FLIGHT = 2048  # of an open loop without a cap of its own: descriptors end somewhere
 SPARE_CONNECTIONS = 8  # opened before an open loop's level, above what it should need
 TIMER_NS = 1_500_000  # what is left to the loop's turns: most loops' timers are good to a millisecond
+SLICE_NS = 150_000  # of reading before the loop has its turn
 FINE_TIMER_NS = 150_000  # as much of our own loop
 MADE_AHEAD = 128 * 1024 * 1024  # bytes of requests that wait to be sent: 20,000 long prompts would take gigabytes
 MAX_RESPONSE = 64 * 1024 * 1024  # bytes; 32,768 chunks of 500 bytes are 16 MB
@@ -145,7 +146,7 @@ class Level:
         self._slots: list[_Slot] = []
         self._free: list[_Slot] = []  # of an open loop
         self._waiting: deque[RequestRecord] = deque()  # of an open loop at its cap
-        self._unread: deque[tuple[RequestRecord, RawResponse]] = deque()
+        self._unread: deque[tuple[RequestRecord, RawResponse, StreamWatch]] = deque()
         self._view = LiveView()
         self._work = asyncio.Event()
         self._over = asyncio.Event()
@@ -154,7 +155,8 @@ class Level:
         self._t0 = 0
         self._connects = self._retries = self._waited = 0
         self._good = self._bad = 0  # read so far
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._enforce_at = 0  # perf_counter_ns: no request can run into its time limit before
         while self._room_to_make():
             self._make_one()
 
@@ -361,7 +363,7 @@ class Level:
         record.t_end = raw.ended_at
         if raw.complete and raw.status == 200:
             self._typical_ns = float(raw.ended_at - record.t_send)  # the latest: load changes it, and the next request is decided on it now
-        self._unread.append((record, raw))
+        self._unread.append((record, raw, slot.watch))
         if self.live is not None:
             self._view.ended(slot.watch, raw)
         self._next(slot, raw.ended_at)
@@ -394,10 +396,11 @@ class Level:
 
     async def _watch(self) -> None:
         """Until every slot is closed: a look every POLL_S, a live second every second."""
+        over = asyncio.create_task(self._over.wait())
+        self._tasks.add(over)
         second = 0
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), POLL_S)
+            await asyncio.wait([over], timeout=POLL_S)
             now = perf_counter_ns()
             self._enforce(now)
             ended = self._over.is_set()
@@ -436,6 +439,19 @@ class Level:
                 self._stopped = "errors"
         past = now > self._t0 + self._limit_ns
         hard = self._stopped in ("cancelled", "errors") or now > self._t0 + self._limit_ns + self._drain_ns
+        if hard or past or now > self._enforce_at:
+            self._enforce_each(now, hard=hard, past=past)
+        if past and not self._stopped:
+            self._stopped = "time"
+        if self._stopped and self.plan.load == "open":
+            while self._waiting:  # wanted, and never sent: their queue delay is at least this
+                record = self._waiting.popleft()
+                record.unfinished, record.t_send, record.t_end = True, now, now
+            self._end_if_done()
+
+    def _enforce_each(self, now: int, *, hard: bool, past: bool) -> None:
+        """Ends what is to be ended, and notes when the next could be."""
+        first = now
         for slot in list(self._slots):
             record = slot.record
             if record is None:
@@ -444,15 +460,12 @@ class Level:
                 continue
             if hard:
                 self._abandon(slot, record, now)
-            elif record.t_send and now - record.t_send > self._timeout_ns and slot.connection is not None:
-                slot.connection.fail(ErrorKind.TIMEOUT, f"No end within {self.settings.request_timeout_s:g} s")
-        if past and not self._stopped:
-            self._stopped = "time"
-        if self._stopped and self.plan.load == "open":
-            while self._waiting:  # wanted, and never sent: their queue delay is at least this
-                record = self._waiting.popleft()
-                record.unfinished, record.t_send, record.t_end = True, now, now
-            self._end_if_done()
+            elif record.t_send and slot.connection is not None:
+                if now - record.t_send > self._timeout_ns:
+                    slot.connection.fail(ErrorKind.TIMEOUT, f"No end within {self.settings.request_timeout_s:g} s")
+                elif record.t_send < first:
+                    first = record.t_send
+        self._enforce_at = first + self._timeout_ns
 
     def _abandon(self, slot: _Slot, record: RequestRecord, now: int) -> None:
         """Ends a request that is in flight: unfinished, neither an error nor a measurement."""
@@ -472,12 +485,16 @@ class Level:
     async def _read_streams(self) -> None:
         """Reads the streams that have ended, a slice at a time."""
         while True:
+            since = perf_counter_ns()
             while self._unread:
-                record, raw = self._unread.popleft()
+                record, raw, watch = self._unread.popleft()
                 for _ in settle(record, raw):
                     await asyncio.sleep(0)
-                self._note(record, raw)
-                await asyncio.sleep(0)
+                    since = perf_counter_ns()
+                self._note(record, raw, watch.events)
+                if perf_counter_ns() - since > SLICE_NS:
+                    await asyncio.sleep(0)
+                    since = perf_counter_ns()
             while self._room_to_make() and not self._over.is_set() and not self._unread:
                 self._make_one()
                 await asyncio.sleep(0)
@@ -486,16 +503,17 @@ class Level:
             self._work.clear()
             await self._work.wait()
 
-    def _note(self, record: RequestRecord, raw: RawResponse) -> None:
+    def _note(self, record: RequestRecord, raw: RawResponse, events: int) -> None:
+        """A stream has been read; `events` as its watch counted them. For those who need the bytes too (benchmarks), `raw` is here."""
         if record.unfinished:
             record.error_kind = record.error = ""
             return
         if record.error_kind:
             self._bad += 1
-            self._view.note(record, raw)
+            self._view.note(record, events)
             return
         self._good += 1
-        self._view.note(record, raw)
+        self._view.note(record, events)
 
 
 @dataclass(slots=True)

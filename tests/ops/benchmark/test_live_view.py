@@ -12,7 +12,7 @@ import pytest
 from ops.benchmark.live_view import Flight, GapCounts, LiveView, StreamWatch
 from ops.benchmark.request_record import CONTENT, ErrorKind, RequestRecord
 from ops.benchmark.stamped_connection import RawResponse
-from tests.fakes.scripted_server import STREAM_HEAD, chunk, event
+from tests.fakes.scripted_server import STREAM_HEAD, chunk, event, good_stream
 
 MS, S = 1_000_000, 1_000_000_000
 
@@ -30,7 +30,7 @@ def look(view: LiveView, flights: list[Flight], now: int, **beside: Any) -> Any:
 def ended(view: LiveView, *, ttft_ms: float, e2e_ms: float) -> None:
     record = RequestRecord(index=0, slot=0, t_sched=0)
     record.times, record.kinds, record.output_tokens = array("q", [int(ttft_ms * MS), int(e2e_ms * MS)]), CONTENT * 2, 2
-    view.note(record, RawResponse(stamps=array("q"), pieces=[b"data: {}"] * 2))
+    view.note(record, 2)
 
 
 def test_percentiles_of_any_number_of_gaps_are_right_within_a_percent() -> None:
@@ -65,6 +65,33 @@ def test_counts_are_of_what_is_new_and_percentiles_of_the_level_so_far() -> None
     assert (second.output_tok_s, second.throughput_so_far_tok_s) == (50.0, 50.0)
 
 
+@pytest.mark.parametrize("cuts", [0, 1, 2])
+def test_events_without_text_do_not_count(cuts: int) -> None:
+    view, watch = LiveView(), StreamWatch()
+    view.start(0)
+    pieces, stamps = good_stream(5), array("q", range(20))
+    told = look(view, [Flight(0, pieces[:cuts], stamps[:cuts], watch)], S)
+    view.ended(watch, RawResponse(stamps=stamps, pieces=pieces))
+    assert watch.events == 5 and told.output_tok_s + look(view, [], 2 * S).output_tok_s == 5
+
+
+def test_a_role_in_every_event_hides_no_text() -> None:
+    view, watch = LiveView(), StreamWatch()
+    view.start(0)
+    pieces = [STREAM_HEAD, *(chunk(event({"role": "assistant", "content": "x"})) for _ in range(7))]
+    assert look(view, [Flight(0, pieces, array("q", range(8)), watch)], S).output_tok_s == 7
+
+
+def test_gaps_are_taken_evenly_from_all_streams_where_there_are_many() -> None:
+    view, watches = LiveView(), [StreamWatch() for _ in range(40)]
+    view.start(0)
+    streams = [stream(300, gap_ns=(1 + number) * MS) for number in range(40)]
+    for second in (1, 2, 3):
+        told = look(view, [Flight(0, pieces[:100 * second + 1], stamps[:100 * second + 1], watch)
+                           for (pieces, stamps), watch in zip(streams, watches, strict=True)], second * S)
+    assert told.icl_p50_ms == pytest.approx(20.5, abs=1) and told.icl_p99_ms == pytest.approx(40, rel=0.02)
+
+
 def test_percentiles_wait_for_enough_requests_and_errors_are_none_of_them() -> None:
     view = LiveView()
     view.start(0)
@@ -72,7 +99,7 @@ def test_percentiles_wait_for_enough_requests_and_errors_are_none_of_them() -> N
         ended(view, ttft_ms=n, e2e_ms=10 * n)
     failed = RequestRecord(index=0, slot=0, t_sched=0)
     failed.fail(ErrorKind.HTTP, "HTTP 500")
-    view.note(failed, RawResponse(stamps=array("q"), pieces=[]))
+    view.note(failed, 0)
     view.failed()
     told = look(view, [], S)
     assert (told.finished, told.errors, told.ttft_p50_ms, told.ttft_p99_ms) == (99, 2, 50.0, None)

@@ -10,10 +10,10 @@ from array import array
 import pytest
 
 from ops.benchmark.client_cost import LagProbe
-from ops.benchmark.live_view import first_text, text_events
+from ops.benchmark.live_view import first_text
 from ops.benchmark.load import allow_files
 from ops.jobs.errors import BadInput
-from tests.fakes.scripted_server import STREAM_HEAD, chunk, event, good_stream
+from tests.fakes.scripted_server import STREAM_HEAD, chunk, event
 
 
 def test_the_lag_probe_sees_a_blocked_loop() -> None:
@@ -42,10 +42,6 @@ def test_the_soft_limit_is_raised_where_that_is_enough(monkeypatch: pytest.Monke
     allow_files(1000)
     allow_files(8, wish=20_000)  # an open loop: as many as may be
     assert asked == [(1064, 4096), (4096, 4096)]
-
-
-def test_events_with_text_are_counted_by_their_markers() -> None:
-    assert text_events(b"".join(good_stream(5))) == 5
 
 
 def test_the_first_text_of_a_stream_in_flight_is_found() -> None:
