@@ -493,7 +493,7 @@ def distributions(sides: Sequence[Chosen], load: str, values: Sequence[float], a
     The level is the asked one ("closed:128"), else the highest that most sides have.
     """
     runs = [run.pk for side in sides for run in side.runs]
-    kept = BenchmarkLevel.objects.filter(run__in=runs, load=load).exclude(detail={})
+    kept = BenchmarkLevel.objects.filter(run__in=runs, load=load, state="done").exclude(detail={})  # as `levels`: whole ones
     have: dict[float, set[Any]] = {}
     for place, run in kept.values_list("value", "run_id"):
         have.setdefault(place, set()).add(run)

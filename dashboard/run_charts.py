@@ -7,14 +7,15 @@ ICL (gaps between chunks) and TPOT (time per token) are different things where a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dashboard.run_summaries import at
+from ops.benchmark.comparing.readings import finite as number
 
 MARKS = {
-    "short": "fewer requests than 10 × C (5 × C above 16), or less than 30 s of steady window: good for a look, not for a comparison",
+    "short": "fewer requests than 10 × C (5 × C above 16; of a rate, those of a minute), or less than 30 s of steady window: good for a look, not "
+             "for a comparison",
     "client-bound": "the client was too slow to be believed: its own lag was above 5 % of the median gap between chunks, or its CPU above 80 %",
     "errors": "more than 1 % of the requests failed: the level is not comparable, since what is left may be what was easy",
     "counted by chunks": "the server sent no usage, so chunks stand for tokens: never compared with a level whose tokens were counted",
@@ -22,22 +23,14 @@ MARKS = {
     "length not obeyed": "more than 1 % of the answers had another length than was demanded",
     "cut": "some requests were ended before they had finished, because the level's time was over",
     "bunched": "more than half of all chunks came in the same read as the one before: something between buffers the stream",
+    "overloaded": "fewer than 90 % of the requests came back at the rate at which they went out: latencies tell of how long that went on",
+    "length not counted": "the tool gave the length that was asked for as the output tokens, and its own count of the text is lower",
 }
 PERCENTS = (0, 1, 5, 10, 25, 50, 75, 90, 95, 99, 100)  # of a distribution's twin
 POINTS = 101  # of a distribution
 SECONDS = 900
 REQUESTS = 200
 FAMILIES = {"ttft": ("Time to first token", "ms"), "tpot": ("Time per token", "ms"), "e2e": ("Latency", "s"), "icl": ("Gap between chunks", "ms")}
-
-
-def number(value: Any) -> float | None:
-    """A finite number; levels of other tools may hold anything."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
 
 
 def rounded(value: Any) -> float | None:
@@ -67,7 +60,7 @@ def point(level: Any) -> dict[str, Any]:
         "window": metrics.get("window") if metrics.get("window") in ("steady", "whole") else None,
         "per_gpu": rounded(metrics.get("output_tok_s_per_gpu")), "gpus": rounded(metrics.get("gpu_count")),
         "mean": rounded(level.e2e_mean_s), "goodput": rounded(metrics.get("goodput_s")), "left_out": rounded(metrics.get("goodput_left_out")),
-        "requests_s": rounded(metrics.get("steady_requests_s", metrics.get("whole_requests_s"))),
+        "requests_s": rounded(metrics.get("whole_requests_s") if metrics.get("steady_requests_s") is None else metrics["steady_requests_s"]),
         "offered": rounded(metrics.get("offered_s")), "achieved": rounded(metrics.get("achieved_s")),
         "scaling": rounded(metrics.get("scaling_x")), "spread": rounded(metrics.get("spread_p99_p50")),
         "queue_p50": rounded(metrics.get("queue_p50_ms")), "queue_p99": rounded(metrics.get("queue_p99_ms")),
@@ -123,12 +116,14 @@ def distribution(level: Any, name: str) -> list[float | None]:
 
 
 def seconds(level: Any) -> dict[str, Any] | None:
-    """Output tokens of each second of a level, with the steady window, as `detail` keeps it; None where it does not."""
+    """Output tokens a second of a level, a value for each `step` seconds, with the steady window, as `detail` keeps it; None where it does not."""
     found = told(told(level.detail).get("seconds"))
     rows = found.get("tok_s")
     if not isinstance(rows, list) or not rows:
         return None
-    return {"tok_s": [rounded(value) for value in rows[:SECONDS]], "from": rounded(found.get("from_s")), "to": rounded(found.get("to_s"))}
+    step = number(found.get("step_s"))  # of levels longer than 900 s
+    return {"tok_s": [rounded(value) for value in rows[:SECONDS]], "step": step if step is not None and step > 0 else 1,
+            "from": rounded(found.get("from_s")), "to": rounded(found.get("to_s"))}
 
 
 def timeline(level: Any) -> list[dict[str, Any]]:

@@ -50,15 +50,16 @@ def store(name: str, content: bytes, user: User, *, beside: Mapping[str, bytes] 
         raise BadInput(f"This is larger than {FILE_BYTES >> 20} MiB", hint="Leave the texts of the responses out of it, or pack it with gzip")
     kept_name, kept = _together(name, content, beside or {})
     digest = hashlib.sha256(kept).hexdigest()
-    before = ImportedFile.objects.filter(sha256=digest).first()
+    before = ImportedFile.objects.defer("content").filter(sha256=digest).first()
     if before is not None and before.runs.exists():
         return _known(before)
     documents = detect.read(kept_name, kept)
     tools = sorted({str(one["tool"])[:40] for one in documents})
+    packed = gzip.compress(kept, 6, mtime=0)  # seconds for a large file: before the database waits for us alone
     with transaction.atomic():
         file, new = ImportedFile.objects.get_or_create(sha256=digest, defaults={
             "name": shown_name(kept_name)[:200], "tool": tools[0] if len(tools) == 1 else TOOL_SEVERAL, "size_bytes": len(kept),
-            "content": gzip.compress(kept, 6, mtime=0), "imported_at": timezone.now(), "imported_by": user})
+            "content": packed, "imported_at": timezone.now(), "imported_by": user})
         if not new and file.runs.exists():  # somebody else was quicker by a moment
             return _known(file)
         made, here = Stored(), []

@@ -14,8 +14,9 @@ from statistics import median
 from typing import Any
 
 from dashboard.models import BenchmarkLevel, BenchmarkRun, Service
-from dashboard.run_charts import asked_of, key, number, rounded, told
+from dashboard.run_charts import asked_of, key, rounded, told
 from dashboard.run_summaries import at
+from ops.benchmark.comparing.readings import finite as number
 from ops.benchmark.comparing.verdicts import METRICS
 from ops.environments import fingerprint
 

@@ -9,7 +9,7 @@ export const escaped = (text) => String(text).replace(/[<>&]/g, (c) => ({ "<": "
 export const named = (point) => point.load === "open" ? `${point.value} requests/s` : `C = ${point.label}`;
 const short = (point) => point.load === "open" ? `${point.value}/s` : point.label;
 // Marks that take a level out of comparisons are drawn as open markers.
-const DOUBTED = ["short", "client-bound", "errors", "reasoning only", "counted by chunks", "bunched", "cut"];
+const DOUBTED = ["short", "client-bound", "errors", "reasoning only", "counted by chunks", "bunched", "cut", "length not obeyed", "length not counted", "overloaded"];
 const doubted = (point) => point.marks.some((mark) => DOUBTED.includes(mark));
 
 function hover(p) {
@@ -147,10 +147,10 @@ export function drawSeconds(detail, practice) {
   const found = detail.seconds;
   if (!found) return false;
   chart("level-seconds", () => {
-    const x = found.tok_s.map((_, n) => n), range = top(found.tok_s);
+    const x = found.tok_s.map((_, n) => n * found.step), range = top(found.tok_s);
     const steady = found.from !== null && found.to !== null;
     return { data: [{ type: "scatter", mode: "lines", x, y: found.tok_s, line: { color: token("series-1"), width: 1.5, shape: "hv" }, fill: "tozeroy", fillcolor: faded("series-1", 0.1), hovertemplate: "second %{x}<br>%{y:,} tok/s<extra></extra>" }],
-      layout: { margin: { l: 54, r: 28, t: 28, b: 34 }, xaxis: { range: [0, Math.max(4, x.length)], ticksuffix: " s", nticks: narrow() ? 5 : 9 }, yaxis: { range, nticks: 4 },
+      layout: { margin: { l: 54, r: 28, t: 28, b: 34 }, xaxis: { range: [0, Math.max(4, x.length * found.step)], ticksuffix: " s", nticks: narrow() ? 5 : 9 }, yaxis: { range, nticks: 4 },
         shapes: steady ? [{ type: "rect", yref: "paper", y0: 0, y1: 1, x0: found.from, x1: found.to, fillcolor: faded("series-1", 0.1), line: { width: 0 }, layer: "below" }] : [],
         annotations: [unit("tok/s"), ...(practice ? [practiceMark()] : []), ...(steady ? [{ x: found.from, yref: "paper", y: 1, xanchor: "left", yanchor: "top", xshift: 6, text: `steady, ${number(found.to - found.from, 1)} s`, showarrow: false, font: { size: 11, color: token("text-muted") } }] : [])] } };
   });

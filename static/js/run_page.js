@@ -16,7 +16,7 @@ if (card) {
     for (const [part, there] of [["seconds", seconds], ["requests", requests]]) for (const element of card.querySelectorAll(`[data-part="${part}"]`)) element.hidden = !there;
     for (const button of card.querySelectorAll("[data-png]")) button.dataset.pngTitle = `${button.closest(".card-part").querySelector("h3").textContent}, ${detail.load === "open" ? detail.label : `C = ${detail.label}`}`;
     said.textContent = seconds || requests ? "" : "Neither its seconds nor its requests were kept.";
-    if (seconds) table("seconds-table", ["second", "tok/s", ""], detail.seconds.tok_s.map((value, n) => [String(n), figures(value), detail.seconds.from !== null && n >= detail.seconds.from && n < detail.seconds.to ? "steady" : ""]));
+    if (seconds) table("seconds-table", ["second", "tok/s", ""], detail.seconds.tok_s.map((value, n) => { const at = n * detail.seconds.step; return [String(at), figures(value), detail.seconds.from !== null && at >= detail.seconds.from && at < detail.seconds.to ? "steady" : ""]; }));
     if (requests) table("requests-table", ["request", "sent at s", ...PARTS.map(([, title]) => `${title} ms`), "error"],
       detail.timeline.map((row, n) => [String(n + 1), number(row.s / 1000, 2), ...PARTS.map(([name]) => { const at = stretch(row, name); return at ? number(at[1] - at[0]) : "0"; }), row.err.replaceAll("_", " ")]));
   };

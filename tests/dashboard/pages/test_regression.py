@@ -59,6 +59,14 @@ def test_the_button_measures_more_and_three_a_side_decide(visitor: Client, story
     assert "Not interleaved" in seen
 
 
+@pytest.mark.parametrize("more", ["", "0", "-1", "x", "0120", "1000000", "13"])
+def test_so_many_runs_as_nobody_can_measure_are_not_asked_for(visitor: Client, story: factory.Story, base: list[BenchmarkRun], more: str) -> None:
+    run, = story.measured(against=base)
+    jobs = Job.objects.count()
+    assert visitor.post(f"/benchmarks/{run.pk}/decide/", {"more": more}).status_code == 400
+    assert Job.objects.count() == jobs
+
+
 def test_a_baseline_of_one_run_says_what_is_missing(visitor: Client, story: factory.Story, base: list[BenchmarkRun]) -> None:
     run, = story.measured(scale=0.85, against=base[:1])
     seen = page(visitor, run.job)

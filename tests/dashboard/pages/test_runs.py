@@ -113,6 +113,17 @@ def test_a_run_shows_every_chart_with_a_table_of_the_same_numbers(visitor: Clien
         assert visitor.get(f"/benchmarks/{run.pk}/levels/{wrong}/").status_code == 404
 
 
+def test_a_level_longer_than_its_bars_stands_at_its_own_seconds_and_one_without_a_steady_window_has_its_whole_rate(
+        visitor: Client, runs: dict[str, BenchmarkRun]) -> None:
+    run = runs["plain"]
+    run.levels.update(metrics={"steady_requests_s": None, "whole_requests_s": 2.5},
+                      detail={"seconds": {"tok_s": [10.0] * 400, "step_s": 4, "from_s": 8.0, "to_s": 1500.0}})
+    level = run.levels.all()[0]
+    seconds = visitor.get(f"/benchmarks/{run.pk}/levels/{run_charts.key(level)}/").json()["seconds"]
+    assert (len(seconds["tok_s"]), seconds["step"], seconds["to"]) == (400, 4, 1500)
+    assert run_charts.point(level)["requests_s"] == 2.5
+
+
 def test_numbers_that_are_none_are_left_out_of_a_runs_page(visitor: Client, runs: dict[str, BenchmarkRun]) -> None:
     run = runs["plain"]
     run.levels.update(
@@ -211,6 +222,8 @@ def test_a_file_of_another_tool_is_imported_once(member: Client, story: factory.
     made = BenchmarkRun.objects.get(origin="imported")
     assert first.redirect_chain == [(f"/benchmarks/{made.pk}/", 302)] and "whose definitions are not ours" in text(first)
     assert "already" in text(sent(content)) and BenchmarkRun.objects.filter(origin="imported").count() == 1
+    BenchmarkLevel.objects.filter(run=made).update(metrics={"errors": None})
+    assert "not reported" in text(member.get(f"/benchmarks/{made.pk}/")).split("Errors", 1)[1][:20], "errors that a tool does not tell are not none"
     refused = sent(b'{"what": "is this"}')
     assert refused.status_code == 400 and "Not imported" in refused.content.decode() and "result.json" in refused.content.decode()
     assert "Choose a file" in member.post("/benchmarks/import/", {}).content.decode()
