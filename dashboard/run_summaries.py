@@ -13,12 +13,15 @@ from ops.environments import fingerprint
 COLUMNS = ("single_tok_s", "peak_tok_s", "peak_at", "peak_p99_s", "errors", "levels_measured", "search", "stack", "sweep_key")
 LEVELS_READ = ("run_id", "load", "value", "state", "errors", "output_tok_s", "e2e_p99_s")  # neither metrics nor detail
 SEARCH_LENGTH = 6000  # characters; notes are the only long part
+OURS = "roundhouse"
 STATES = frozenset({"running", "done", "failed", "cancelled"})
 
 
 def summarise(run: BenchmarkRun) -> None:
     """Writes the run's COLUMNS anew, from its levels as they are stored and its words as `run` has them. Call it after either has changed."""
     values = columns(run, run.levels.only(*LEVELS_READ))
+    if run.origin != OURS and not any(told is not None for told in run.levels.values_list("metrics__errors", flat=True)):
+        values["errors"] = None  # the columns of its levels say 0 where another tool says nothing
     for name, value in values.items():
         setattr(run, name, value)
     run.save(update_fields=list(values))

@@ -105,7 +105,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='benchmarkrun',
             name='errors',
-            field=models.PositiveIntegerField(default=0),
+            field=models.PositiveIntegerField(default=0, null=True),
         ),
         migrations.AddField(
             model_name='benchmarkrun',

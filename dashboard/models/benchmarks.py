@@ -47,7 +47,7 @@ class BenchmarkRun(models.Model):
     peak_tok_s = models.FloatField(null=True)
     peak_at = models.CharField(max_length=24, blank=True)  # "128" (concurrency) or "2.5/s" (rate)
     peak_p99_s = models.FloatField(null=True)
-    errors = models.PositiveIntegerField(default=0)
+    errors = models.PositiveIntegerField(default=0, null=True)  # None: another tool measured it, and does not say
     levels_measured = models.PositiveIntegerField(default=0)
     search = models.TextField(blank=True)  # lower-case words of everything that a search looks at
 

@@ -18,7 +18,7 @@ from dashboard.models import AuditEntry, BenchmarkRun, ImportedFile
 from ops.benchmark.formats import detect, exports
 from ops.benchmark.formats.levels import blank
 from ops.jobs.errors import BadInput
-from tests.dashboard.pages import factory
+from tests.dashboard.pages import factory, reading
 
 SAMPLES = Path(__file__).resolve().parents[1] / "fixtures/bench"
 VLLM = "vllm_bench_serve.detailed.json"
@@ -126,3 +126,16 @@ def test_every_tools_run_can_be_looked_at_compared_and_given_out(admin: User) ->
     sides = "&".join(f"side={run.pk}" for run in runs)
     page = client.get(f"{reverse('compare')}?{sides}")
     assert page.status_code == 200 and "vllm bench serve" in page.content.decode()
+
+
+def test_counts_that_a_tool_does_not_report_are_not_zero_anywhere(operator: User, client: Client) -> None:
+    [run] = run_imports.store("agg.json", sample("inferencex_agg.json"), operator)
+    run.refresh_from_db()
+    assert run.errors is None
+    client.force_login(operator)
+    row = reading.text(client.get("/benchmarks/"))
+    page = reading.text(client.get(f"/benchmarks/{run.pk}/"))
+    assert " 0.80 n/a " in row  # P99, then errors
+    assert "Errors n/a not reported" in page
+    [other] = run_imports.store("other.json", sample("inferencex_agg.json").replace(b"org/model-a", b"org/model-b"), operator)
+    assert "errors not reported by every side" in reading.text(client.get(f"/benchmarks/compare/?side={run.pk}&side={other.pk}"))

@@ -68,7 +68,8 @@ def to_markdown(comparison: Comparison) -> str:
               "| --- | --- | --- | ---: | --- | ---: | ---: | ---: |"]
     lines += [_line(side["name"] + (" (baseline)" if side["baseline"] else ""), ", ".join(filter(None, side["models"])) or "not reported",
                     ", ".join(filter(None, side["releases"])) or side["vllm"] or "not reported", side["count"], ", ".join(side["tools"]),
-                    number(side["single_tok_s"], "tok/s"), f"{number(side['peak_tok_s'], 'tok/s')} {side['peak_at'] or ''}".strip(), side["errors"])
+                    number(side["single_tok_s"], "tok/s"), f"{number(side['peak_tok_s'], 'tok/s')} {side['peak_at'] or ''}".strip(),
+                    "not reported" if side["errors"] is None else side["errors"])
               for side in sides]
     lines += ["", *(f"- {_escape(headline['words'])}" for headline in told["headlines"] if headline is not None), ""]
     if told["key_differences"]:

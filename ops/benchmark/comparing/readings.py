@@ -35,6 +35,12 @@ def count(value: Any) -> int:
     return int(min(max(0.0, number), COUNT_MOST)) if number is not None else 0
 
 
+def total(levels: Sequence[Mapping[str, Any]], name: str) -> int | None:
+    """How many over all of them; None where none of them says: not reported is not 0."""
+    known = [level.get(name) for level in levels if finite(level.get(name)) is not None]
+    return sum(map(count, known)) if known else None
+
+
 def text(value: Any, most: int = 200) -> str:
     return value[:most] if isinstance(value, str) else ""
 

@@ -234,7 +234,7 @@ class _Comparing:
                      for run in side.runs],
             "single_tok_s": single, "peak_tok_s": None if best is None else tok_s[best],
             "peak_at": None if best is None else readings.place_words(*best),
-            "errors": sum(readings.count(level.get("errors")) for levels in side.levels for level in levels.values()),
+            "errors": readings.total([level for levels in side.levels for level in levels.values()], "errors"),
             "blocked": self.blocked[index],
         }
 
@@ -256,10 +256,10 @@ class _Comparing:
             return None
         all_of, whole = side.at(place), side.whole_at(place)
         ended = sum(readings.ended(level) for level in all_of)
-        failed = sum(readings.count(level.get("errors")) for level in all_of)
+        failed = readings.total(all_of, "errors")
         return {
-            "runs": len(whole), "left_out": len(all_of) - len(whole), "requests": sum(readings.count(level.get("finished")) for level in all_of),
-            "errors": failed, "error_rate": failed / ended if ended else None,
+            "runs": len(whole), "left_out": len(all_of) - len(whole), "requests": readings.total(all_of, "finished"),
+            "errors": failed, "error_rate": failed / ended if failed is not None and ended else None,
             "marks": sorted({mark[:60] for level in all_of for mark in readings.words(level.get("marks"))}),
             "values": {metric: _summary(side.values(place, metric)) for metric in METRICS},
             "differences": [{"name": name, "title": keys.TITLES[name], "a": keys.shown(name, a), "b": keys.shown(name, b)}
@@ -298,7 +298,7 @@ class _Comparing:
             "ratio": math.exp(student.mean(pairs)) if pairs else None, "low": None if low is None else math.exp(low),
             "high": None if high is None else math.exp(high), "levels": len(sound), "pairs": len(pairs), "counts": counts,
             "errors_worse": [readings.place_words(*place) for place in worse_errors],
-            "errors": sum(one.errors_a + one.errors_b for one in errors.values() if one is not None),
+            "errors": _failed(errors),
             "tested": any(count[word] for count in counts.values() for word in VERDICTS), "blocked": self.blocked[index],
             "more_runs": max((one.more_runs for found in verdicts.values() for one in found.values() if one.more_runs is not None), default=None),
         }
@@ -423,6 +423,13 @@ def _named(differences: Sequence[tuple[str, Any, Any]]) -> str:
 
 def _stack(run: Mapping[str, Any]) -> str:
     return readings.text(readings.mapping(run.get("fingerprint")).get("hash"))
+
+
+def _failed(errors: Mapping[Place, ErrorVerdict | None]) -> int | None:
+    """Failed requests of both sides. None where there is none among those that are reported, and some are not."""
+    told = [count for one in errors.values() if one is not None for count in (one.errors_a, one.errors_b)]
+    found = sum(count for count in told if count is not None)
+    return None if None in told and not found else found
 
 
 def _settings(side: _Prepared, name: str) -> str | None:

@@ -181,12 +181,13 @@ def _more_runs(logs_a: Sequence[float], logs_b: Sequence[float], metric: Metric,
 
 @dataclass(frozen=True, slots=True)
 class ErrorVerdict:
-    """Failed requests of a level, all runs of a side together. `word`: "worse" (a class of error that A has not, or a higher rate), "better" (a lower
-    rate), None (nothing beats the other verdicts), or "not tested" with too few runs; `note` says it. `p`: Fisher's exact test, two-sided."""
+    """Failed requests of a level, all runs of a side together; None where its tool does not report them. `word`: "worse" (a class of error that A has
+    not, or a higher rate), "better" (a lower rate), None (nothing beats the other verdicts), or "not tested" with too few runs; `note` says it. `p`:
+    Fisher's exact test, two-sided."""
 
-    errors_a: int
+    errors_a: int | None
     ended_a: int
-    errors_b: int
+    errors_b: int | None
     ended_b: int
     new_kinds: list[str]
     p: float
@@ -199,8 +200,10 @@ class ErrorVerdict:
 
 def compare_errors(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], *, withheld: bool = False) -> ErrorVerdict:
     """`a`, `b`: the level as each run of the side has it."""
-    errors_a, errors_b = (sum(readings.count(level.get("errors")) for level in side) for side in (a, b))
+    errors_a, errors_b = (readings.total(side, "errors") for side in (a, b))
     ended_a, ended_b = (sum(readings.ended(level) for level in side) for side in (a, b))
+    if errors_a is None or errors_b is None:
+        return ErrorVerdict(errors_a, ended_a, errors_b, ended_b, [], 1.0, None, "")
     new = sorted(_kinds(b) - _kinds(a))
     p = student.fisher(errors_a, ended_a, errors_b, ended_b)
     differs = p < ERRORS_AT and ended_a > 0 and ended_b > 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ops.benchmark.comparing import exports
 from ops.benchmark.comparing.floors import Floors
 from ops.benchmark.comparing.sides import Side, compare
 from ops.jobs.errors import BadInput
@@ -97,6 +98,18 @@ def test_a_new_class_of_error_beats_a_better_throughput() -> None:
     assert word(told)[0] == "worse"
     assert told["levels"][0]["verdicts"][1]["output_tok_s"]["by_errors"] is True
     assert "worse: errors at C=8" in told["headlines"][1]["words"]
+
+
+def test_errors_and_counts_that_a_tool_does_not_report_are_not_zero() -> None:
+    silent: dict[str, Any] = {"errors": None, "finished": None}
+    told = against([run(level(8, 277.0, **silent))] * 3, [run(level(8, 277.0, errors=1, errors_by_kind={"http_500": 1}))] * 3)
+    assert [side["errors"] for side in told["sides"]] == [None, 3]
+    assert [(one["errors"], one["requests"], one["error_rate"]) for one in told["levels"][0]["sides"]] == [(None, None, None), (3, 300, 3 / 303)]
+    assert told["levels"][0]["errors"][1]["word"] is None  # nothing says that the others had fewer
+    assert (told["headlines"][1]["errors"], told["headlines"][1]["errors_worse"]) == (3, [])
+    found = compare([Side("A", [run(level(8, 277.0, **silent))]), Side("B", [run(level(8, 277.0))])])
+    assert found.as_dict()["headlines"][1]["errors"] is None
+    assert "| not reported |" in exports.to_markdown(found)
 
 
 def test_more_than_one_percent_of_errors_on_both_sides_leaves_nothing_to_compare() -> None:
