@@ -1,150 +1,37 @@
-"""Runs held against each other, as the compare page, its charts and its exports show them.
+"""Runs held against each other, as the compare page and its charts show them: numbers a side and level, with the verdicts beside them.
 
-The address names the sides: `side=ID,ID&side=ID`, the first being the baseline that others are held against. Several runs of one side are repeats
-of the same thing. What is better and what is worse is ops.benchmark.comparing's word; here it is put beside the curves.
+What is better and what is worse is ops.benchmark.comparing's word. Which runs are a side: dashboard/compared_sides.py; a comparison in words:
+dashboard/comparison_words.py.
 """
 
 from __future__ import annotations
 
-import re
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import exp, fsum, log
+from dataclasses import dataclass
+from math import fsum
 from typing import Any
-from urllib.parse import urlencode
 
-from django.db.models import Prefetch
 from django.urls import reverse
 
+from dashboard import comparison_words as words
 from dashboard import noise_floors
-from dashboard.models import BenchmarkLevel, BenchmarkRun
+from dashboard.charts import level_key as short_name
+from dashboard.charts import level_name
+from dashboard.compared_sides import COLOURS, MARKERS, REFERENCE, Chosen, address
+from dashboard.comparison_words import MOST, VERDICTS, Verdicts, shown, signed
+from dashboard.models import BenchmarkLevel
 from dashboard.run_documents import document
-from dashboard.templatetags.roundhouse import MINUS, short_release, version
+from dashboard.templatetags.roundhouse import short_release, version
 from ops.benchmark.comparing import readings, student
 from ops.benchmark.comparing.floors import Floors
-from ops.benchmark.comparing.keys import level_key
 from ops.benchmark.comparing.sides import Comparison, Side, compare
-from ops.benchmark.comparing.verdicts import METRICS, MIN_RUNS, WITHIN
-from ops.jobs.errors import BadInput
+from ops.benchmark.comparing.verdicts import METRICS, MIN_RUNS
 
-MAX_SIDES = 8
-MAX_RUNS = 64
-MOST = 1e12  # of a number that is written out
 MORE_AT_ONCE = 10  # runs that one press of a button measures
-NAMES = "ABCDEFGH"
-COLOURS = ("series-base", "series-1", "series-2", "series-3", "series-4", "series-5", "series-6", "series-7")
-MARKERS = ("square", "circle", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 LOADS = ("closed", "open")
 POINT = {"output_tok_s": "tput", "tpot_p50_ms": "tpot", "ttft_p50_ms": "ttft", "ttft_p99_ms": "ttft99", "e2e_p50_s": "p50", "e2e_p99_s": "p99"}
-REFERENCE = "practice-reference"
 PERCENTS = (10, 25, 50, 75, 90, 99)  # of the table beside an ECDF
-VERDICTS = {"better": ("up", "better"), "worse": ("fall", "worse"), "same": ("same", ""), "not decided": ("ask", ""), "not tested": ("skip", "")}
 
-Verdicts = dict[tuple[int, str, float, str], dict[str, Any]]  # (side, load, value, metric) to Verdict.as_dict()
-
-
-@dataclass
-class Chosen:
-    """One side of a comparison."""
-
-    name: str  # A is the baseline
-    runs: list[BenchmarkRun]
-    documents: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def at(self) -> int:
-        return NAMES.index(self.name)
-
-    @property
-    def imported(self) -> bool:
-        return self.runs[0].origin != "roundhouse"
-
-    @property
-    def practice(self) -> bool:
-        return any(is_practice(run) for run in self.runs)
-
-    @property
-    def ids(self) -> str:
-        return ",".join(str(run.pk) for run in self.runs)
-
-
-# ---- which runs ----
-
-def is_practice(run: BenchmarkRun) -> bool:
-    """Its numbers are the practice box's, or the published figures that only these may be held against."""
-    return run.practice or run.origin == REFERENCE
-
-
-def read_ids(values: Iterable[str]) -> list[list[uuid.UUID]]:
-    """Ids of runs, a list a side; a run stands where it was named first. Raises BadInput."""
-    sides: list[list[uuid.UUID]] = []
-    seen: set[uuid.UUID] = set()
-    for value in values:
-        side = []
-        for text in filter(None, value.split(",")):
-            try:
-                found = uuid.UUID(text.strip())
-            except ValueError as error:
-                raise BadInput(f"`{text[:60]}` is not the id of a run", hint="Choose runs in the list of benchmarks") from error
-            if found not in seen:
-                seen.add(found)
-                side.append(found)
-        if side:
-            sides.append(side)
-    not_too_many(len(sides), len(seen))
-    return sides
-
-
-def not_too_many(sides: int, runs: int) -> None:
-    """Raises BadInput where there are more sides than colours, or more runs than one page should read."""
-    if sides > MAX_SIDES:
-        raise BadInput(f"{sides} sides are too many to be told apart; at most {MAX_SIDES} can be compared",
-                       why="Each side has a colour and a marker of its own", hint="Choose fewer runs, or compare them in two parts")
-    if runs > MAX_RUNS:
-        raise BadInput(f"{runs} runs are more than one comparison can hold; at most {MAX_RUNS} can", hint="Choose fewer runs")
-
-
-def find(sides: Sequence[Sequence[uuid.UUID]]) -> tuple[list[Chosen], int]:
-    """The sides with their runs and levels (without `detail`), and how many runs are not here any more."""
-    wanted = [one for side in sides for one in side]
-    levels = Prefetch("levels", BenchmarkLevel.objects.defer("detail"))
-    known = BenchmarkRun.objects.select_related("service", "service__node", "job").prefetch_related(levels).in_bulk(wanted)
-    kept = [runs for side in sides if (runs := [known[one] for one in side if one in known])]
-    return [Chosen(NAMES[n], runs) for n, runs in enumerate(kept)], len(wanted) - len(known)
-
-
-def grouped(ids: Sequence[uuid.UUID]) -> list[list[BenchmarkRun]]:
-    """Runs as sides: equal service, model, stack, kind of sweep and tool are one side. In order of time, the oldest first.
-
-    Runs of which the stack or the kind is not known are sides of their own, unless one job or one file made them.
-    """
-    sides: dict[tuple[Any, ...], list[BenchmarkRun]] = {}
-    for run in BenchmarkRun.objects.filter(pk__in=ids).order_by("started_at", "group_index"):
-        same = (run.stack, run.sweep_key) if run.stack and run.sweep_key else (run.group or run.pk,)
-        service = run.service_id or (run.node_name, run.service_name) if run.service_name else run.endpoint
-        sides.setdefault((service, run.model, run.practice, run.origin, run.tool, *same), []).append(run)
-    not_too_many(len(sides), len(ids))
-    return list(sides.values())
-
-
-def mixed(sides: Sequence[Chosen]) -> BadInput | None:
-    """Why these cannot stand in one comparison: practice numbers beside real ones. None where they can."""
-    kinds = {is_practice(run) for side in sides for run in side.runs}
-    if len(kinds) < 2:
-        return None
-    return BadInput("Practice runs are never compared with real ones", why="The practice box makes its numbers up: it paces its tokens so that the "
-                    "story's table comes out", hint="Keep either the practice runs or the real ones")
-
-
-def address(sides: Sequence[Chosen], *, name: str = "compare", fmt: str = "", **more: str) -> str:
-    """The page (or the export) that shows this comparison."""
-    path = reverse(name, args=[fmt] if fmt else [])
-    query = [*(("side", side.ids) for side in sides), *((key, value) for key, value in more.items() if value)]
-    return f"{path}?{urlencode(query, safe=',:')}" if query else path
-
-
-# ---- what the page shows ----
 
 def held_against(sides: Sequence[Chosen]) -> Comparison | None:
     """What ops.benchmark.comparing says of the sides, whose documents are filled in; None of a single side."""
@@ -166,7 +53,7 @@ def centre(values: Iterable[Any]) -> float | None:
     known = [number for value in values if (number := readings.finite(value)) is not None]
     if not known:
         return None
-    mean = exp(fsum(log(value) for value in known) / len(known)) if min(known) > 0 else fsum(known) / len(known)
+    mean = student.geometric(known)[0] if min(known) > 0 else fsum(known) / len(known)
     return float(f"{mean:.7g}")
 
 
@@ -184,14 +71,6 @@ def levels(side: Chosen, load: str) -> dict[float, list[Mapping[str, Any]]]:
 def loads(sides: Sequence[Chosen]) -> list[str]:
     """Which kinds of load there are, closed loop first."""
     return [load for load in LOADS if any(levels(side, load) for side in sides)]
-
-
-def level_name(load: str, value: float) -> str:
-    return f"{value:g}/s" if load == "open" else f"C = {value:.0f}"
-
-
-def short_name(load: str, value: float) -> str:
-    return f"{value:g}/s" if load == "open" else f"{value:.0f}"
 
 
 def point(load: str, value: float, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -212,35 +91,13 @@ def point(load: str, value: float, runs: Sequence[Mapping[str, Any]]) -> dict[st
 
 def interval(values: Iterable[Any]) -> tuple[float | None, float | None]:
     """Student's 95 % interval of the mean over runs; nothing of fewer than two."""
-    known = [log(number) for value in values if (number := readings.positive(value)) is not None]
-    if len(known) < 2:
-        return None, None
-    low, high = student.interval(known)
-    return exp(max(-700.0, low)), exp(min(700.0, high))
+    known = [number for value in values if (number := readings.positive(value)) is not None]
+    return student.geometric(known)[1:] if known else (None, None)
 
 
 def _sum(runs: Iterable[Mapping[str, Any]], name: str) -> int | None:
     known = [number for level in runs if (number := readings.finite(level.get(name))) is not None and 0 <= number < MOST]
     return round(sum(known)) if known else None
-
-
-def shown(value: Any, unit: str = "") -> str:
-    """A number with as many digits as its size deserves; "n/a" where there is none."""
-    if value is None:
-        return "n/a"
-    number = float(value)
-    size = abs(number)
-    if size >= MOST:
-        return f"{number:.3g}"
-    digits = 0 if size >= 99.95 else 1 if size >= 9.995 else 2
-    told = f"{number:,.{digits}f}"
-    return f"{told}\u202f{unit}" if unit else told
-
-
-def signed(percent: float) -> str:
-    """+6.5, −2.1, 0.0"""
-    told = f"{abs(percent):,.1f}" if abs(percent) < MOST else f"{abs(percent):.3g}"
-    return told if float(told.replace(",", "")) == 0 else f"{MINUS if percent < 0 else '+'}{told}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +129,7 @@ def page(sides: Sequence[Chosen], comparison: Comparison | None, choice: Choice)
     there = [levels(side, load) for side in sides]
     values = sorted({value for side in there for value in side})
     points = [[point(load, value, runs) for value, runs in side.items()] for side in there]
-    verdicts = verdicts_of(told)
+    verdicts = words.verdicts_of(told)
     practice = any(side.practice for side in sides)
     blocked = [one["blocked"] for one in told["sides"]] if told else [""] * len(sides)
     blocked[0] = blocked[1] if len(set(blocked[1:])) == 1 else ""  # more runs of the baseline decide nothing where nothing may be held against it
@@ -292,11 +149,11 @@ def page(sides: Sequence[Chosen], comparison: Comparison | None, choice: Choice)
         "rows": rows, "matrix": matrix(sides, values, verdicts, load, choice, told),
         "values": [{"value": v, "name": short_name(load, v)} for v in values],
         "tables": tables(sides, points, values, load), "ecdf": ecdf,
-        "facts": facts(told, everything=choice.facts == "all"),
+        "facts": words.facts(told, everything=choice.facts == "all"),
         "facts_url": f"{address(sides, **choice.kept(facts='' if choice.facts == 'all' else 'all'))}#facts", "everything": choice.facts == "all",
-        "unpaired": unpaired(told), "key_differences": asked_otherwise(told), "silent": silent(told), "notes": notes(told),
-        "headlines": headlines(told), "floors": told.get("floors") or {},
-        "meta": in_common(sides, load), "load_head": "rate" if load == "open" else "C", "others": keys[1:], "columns": 2 + 3 * (len(sides) - 1),
+        "unpaired": words.unpaired(told), "key_differences": words.asked_otherwise(told), "silent": words.silent(told), "notes": words.notes(told),
+        "headlines": words.headlines(told), "floors": told.get("floors") or {},
+        "meta": words.in_common(sides, load), "load_head": "rate" if load == "open" else "C", "others": keys[1:], "columns": 2 + 3 * (len(sides) - 1),
         "ends": [level_name(load, value) for value in ends], "facts_columns": 1 + len(sides),
         "said": said(sides, points),
         "kept": _fields(sides, choice.kept(metric="")), "kept_level": _fields(sides, choice.kept(level="")),
@@ -312,17 +169,13 @@ def said(sides: Sequence[Chosen], points: Sequence[Sequence[Mapping[str, Any]]])
     """What stands beside a chart's title: what is drawn, and of which sides it is not known."""
     upper = "P50; dotted: P99" if len(sides) <= 3 else "P50"
     means = [side.name for side, told in zip(sides, points, strict=True) if any(one["latency"] and not one["p50"] for one in told)]
-    words = {"tput": "mean of runs, 95 % interval over them", "latency": f"{upper}{f'; of {_listed(means)} the mean' if means else ''}",
+    drawn = {"tput": "mean of runs, 95 % interval over them", "latency": f"{upper}{f'; of {words.listed(means)} the mean' if means else ''}",
              "ttft": upper, "tpot": upper, "gpu": "up and right is better"}
     found = {}
-    for name, told in words.items():
+    for name, told in drawn.items():
         silent_sides = [side.name for side, own in zip(sides, points, strict=True) if own and not any(one[name] for one in own)]
-        found[name] = f"{told}; {_listed(silent_sides)}: not reported" if silent_sides else told
+        found[name] = f"{told}; {words.listed(silent_sides)}: not reported" if silent_sides else told
     return found
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _fields(sides: Sequence[Chosen], kept: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -339,7 +192,7 @@ def differences(sides: Sequence[Chosen], points: Sequence[Sequence[Mapping[str, 
     for value in values:
         cells = [_cell(at[n].get(value), verdicts.get((n, load, value, metric))) for n in range(1, len(sides))]
         rows.append({"value": value, "name": short_name(load, value), "baseline": shown(at[0].get(value)), "cells": cells,
-                     "decided": any(cell["verdict"] and _counted(cell["verdict"]) in ("better", "worse", "same") for cell in cells)})
+                     "decided": any(cell["verdict"] and words.counted(cell["verdict"]) in ("better", "worse", "same") for cell in cells)})
     return rows
 
 
@@ -357,15 +210,7 @@ def _cell(value: float | None, verdict: Mapping[str, Any] | None) -> dict[str, A
         cell["half"] = f"{half:,.1f}" if half < 999 else "over 999"
         cell["title"] = f"95 %: {signed(100 * (low - 1))} to {signed(100 * (high - 1))} %"
     note = str(verdict.get("note") or "")
-    return {**cell, "word": str(word), "said": said_shortly(verdict), "note": note, "icon": shape, "tone": tone}
-
-
-def said_shortly(verdict: Mapping[str, Any]) -> str:
-    """A verdict in few words: of what was not tested, whether it lies within the noise floor; "no verdict" where that is withheld."""
-    word, note = str(verdict.get("word")), str(verdict.get("note") or "")
-    if word != "not tested":
-        return f"{word}, by itself" if verdict.get("holds") is False else word
-    return note if note == WITHIN else "outside it, not tested" if note.startswith("outside it") else "no verdict" if note else word
+    return {**cell, "word": str(word), "said": words.said_shortly(verdict), "note": note, "icon": shape, "tone": tone}
 
 
 def ratio_data(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
@@ -415,7 +260,7 @@ def described(side: Chosen, sides: Sequence[Chosen], points: Sequence[Mapping[st
         "count": len(side.runs), "label": run.label or run.service_name or run.endpoint, "model": run.model,
         "release": short_release(run.release) or str(version(run.vllm_version)), "imported": side.imported, "reference": run.origin == REFERENCE,
         "tool": f"{run.tool} {run.tool_version}".strip(), "first": _at(points, ends[:1]), "last": _at(points, ends[1:]),
-        "summary": summary(n, verdicts, load, blocked) if n else None, "baseline": n == 0,
+        "summary": words.summary(n, verdicts, load, blocked) if n else None, "baseline": n == 0,
         "without": address(others, **choice.kept()) if len(sides) > 2 else "", "as_baseline": address([side, *others], **choice.kept()) if n else "",
         "decide": None if blocked else more_runs(side, verdicts), "running": any(one.state == "running" for one in side.runs),
         "vllm": _as_vllm(side, load, points[-1]["v"]) if points else None,
@@ -441,36 +286,6 @@ def more_runs(side: Chosen, verdicts: Verdicts) -> dict[str, Any] | None:
         open_ones = [one for key, one in verdicts.items() if key[0] == side.at and one.get("word") == "not decided"]
         more = max((one["more_runs"] for one in open_ones if one.get("more_runs")), default=0)
     return {"run": run.pk, "more": min(more, MORE_AT_ONCE)} if more > 0 else None
-
-
-def summary(n: int, verdicts: Verdicts, load: str, told: str) -> list[dict[str, str]]:
-    """What is said of one side, in a few words: what is better or worse and where; else why nothing is. `told`: what keeps the whole side from it."""
-    mine = {key: one for key, one in verdicts.items() if key[0] == n and key[1] == load}
-    found: dict[tuple[str, str], list[str]] = {}
-    for metric, known in METRICS.items():
-        for word in ("better", "worse"):
-            where = [value for (_, _, value, name), one in mine.items() if name == metric and _counted(one) == word]
-            tested = sum(1 for (_, _, _, name) in mine if name == metric)
-            if where:
-                places = level_name(load, where[0]) if len(where) == 1 else f"{len(where)} of {tested}"
-                found.setdefault((word, places), []).append(known.title.replace("Output throughput", "throughput").replace("Latency", "latency"))
-    if found:
-        return [{"word": word, "icon": VERDICTS[word][0], "tone": word, "text": f"{', '.join(names)} at {places}"}
-                for (word, places), names in sorted(found.items())]
-    words = [_counted(one) for one in mine.values()]
-    if "same" in words or "not decided" in words:
-        word = "not decided" if "not decided" in words else "same"
-        many = words.count(word)
-        return [{"word": word, "icon": VERDICTS[word][0], "tone": "", "text": f"{many} of {len(mine)} metrics and levels"}]
-    if told:
-        return [{"word": "no verdict", "icon": "skip", "tone": "", "text": told.partition(",")[0]}]
-    more = {one["more_runs"] for one in mine.values() if one.get("more_runs")}
-    notes = [str(one.get("note") or "") for one in mine.values() if one.get("ratio") is not None]
-    if more:
-        text = f"{max(more)} more {'run' if max(more) == 1 else 'runs'} would decide"
-    else:
-        text = max(set(notes), key=notes.count) if notes else "no level in common"
-    return [{"word": "not tested", "icon": "skip", "tone": "", "text": text}]
 
 
 def tables(sides: Sequence[Chosen], points: Sequence[Sequence[Mapping[str, Any]]], values: Sequence[float], load: str) -> dict[str, Any]:
@@ -524,108 +339,3 @@ def _quantiles(runs: Iterable[Any]) -> list[float]:
     whole = [values for values in runs
              if isinstance(values, list) and len(values) == 101 and all(readings.finite(value) is not None for value in values)]
     return [float(f"{fsum(column) / len(column):.5g}") for column in zip(*whole, strict=True)] if whole else []
-
-
-def in_common(sides: Sequence[Chosen], load: str) -> list[str]:
-    """What all levels have in common, for the page's head: the parts of the comparability key that nobody says otherwise."""
-    keys = [level_key(told, level) for side in sides for told in side.documents for level in readings.levels(told)
-            if readings.place(level)[0] == load]
-
-    def the(name: str) -> Any:
-        known = {str(key[name]): key[name] for key in keys if key.get(name) is not None}
-        return next(iter(known.values())) if len(known) == 1 else None
-
-    most, mode, gpus = the("max_tokens"), the("output_mode"), the("gpu_count")
-    length = {"fixed": "fixed length", "natural": "natural end"}.get(str(mode), "")
-    told = [{"chat": "chat completions", "completions": "completions"}.get(str(the("endpoint_kind")), ""),
-            ", ".join(filter(None, (f"{most:,} output tokens" if isinstance(most, int) else "", length))),
-            f"{the('input')} of input" if the("input") else "", "closed loop" if load == "closed" else "open loop",
-            f"{gpus} GPU{'' if gpus == 1 else 's'}" if isinstance(gpus, int) else ""]
-    return [one for one in told if one]
-
-
-def verdicts_of(told: Mapping[str, Any]) -> Verdicts:
-    """The verdicts of a comparison by side, level and metric."""
-    return {(n, level["load"], level["value"], metric): one for level in told.get("levels") or []
-            for n, metrics in enumerate(level["verdicts"]) for metric, one in (metrics or {}).items()}
-
-
-def _counted(verdict: Mapping[str, Any]) -> str:
-    """The word by which a verdict counts where several levels are told of at once: one that holds by itself only is not decided among many."""
-    return "not decided" if verdict.get("holds") is False else str(verdict.get("word"))
-
-
-def unpaired(told: Mapping[str, Any]) -> list[str]:
-    """Levels without a counterpart, in words: they are drawn, and nothing is said of them."""
-    places: dict[tuple[str, str], list[str]] = {}
-    for one in told.get("unpaired") or []:
-        places.setdefault((one["side"], one["where"]), []).append(one["label"])
-    found: dict[tuple[str, str, int], list[str]] = {}
-    for (side, where), labels in places.items():
-        found.setdefault((", ".join(labels), where, len(labels)), []).append(side)
-    return [f"{_listed(names)}: {labels} {'is' if many == 1 else 'are'} {'in no other side' if where == 'baseline only' else where}"
-            for (labels, where, many), names in found.items()]
-
-
-_ALIKE = (re.compile(r"(?P<name>[A-H]) gets no verdict: (?P<rest>.*)", re.DOTALL),
-          re.compile(r"A and (?P<name>[A-H]) were not interleaved: (?P<rest>all runs of A came first)"))
-
-
-def notes(told: Mapping[str, Any]) -> list[str]:
-    """What is to be known before the numbers are read; what holds of several sides is said once."""
-    said: dict[tuple[int, str], list[str]] = {}
-    for note in told.get("notes") or []:
-        kind, match = next(((n, match) for n, pattern in enumerate(_ALIKE) if (match := pattern.fullmatch(note))), (-1, None))
-        said.setdefault((kind, match["rest"] if match else note), []).append(match["name"] if match else "")
-    texts = {0: lambda names, rest: f"{_listed(names)} {'gets' if len(names) == 1 else 'get'} no verdict: {rest}",
-             1: lambda names, rest: f"{_listed(['A', *names])} were not interleaved: {rest}"}
-    return [texts[kind](names, rest) if kind in texts else rest for (kind, rest), names in said.items()]
-
-
-NOT_REPORTED = "not reported"
-
-
-def asked_otherwise(told: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Parts of the comparability key that two sides say differently: title, a text a side, and at which levels."""
-    shared = sum(1 for level in told.get("levels") or [] if sum(1 for side in level["sides"] if side) > 1)
-    return [{"title": row["title"], "values": row["values"], "at": "every shared level" if len(row["levels"]) >= shared else ", ".join(row["levels"])}
-            for row in told.get("key_differences") or [] if len({value for value in row["values"] if value != NOT_REPORTED}) > 1]
-
-
-def silent(told: Mapping[str, Any]) -> list[str]:
-    """What sides do not say of how they were measured, so that nobody knows whether it was the same."""
-    found: dict[str, list[str]] = {}
-    for row in told.get("key_differences") or []:
-        for side, value in zip(told["sides"], row["values"], strict=True):
-            if value == NOT_REPORTED:
-                found.setdefault(side["name"], []).append(row["title"])
-    return [f"{side} does not report {', '.join(titles)}" for side, titles in found.items()]
-
-
-def headlines(told: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A side to A: the geometric mean of the throughput's ratios over the levels that may be compared."""
-    made = []
-    for side, one in zip(told.get("sides") or [], told.get("headlines") or [], strict=True):
-        if not one or one["ratio"] is None:
-            continue
-        half = "" if one["low"] is None else f"{50 * (one['high'] - one['low']):,.1f}"
-        made.append({"name": side["name"], "ratio": signed(100 * (one["ratio"] - 1)), "half": half, "levels": one["levels"], "errors": one["errors"],
-                     "tested": one["tested"], "pairs": one["pairs"], "words": one["words"]})
-    return made
-
-
-def facts(told: Mapping[str, Any], *, everything: bool) -> dict[str, Any]:
-    """What differed between the sides' fingerprints, in groups; with `everything` also what did not."""
-    table = told.get("fingerprints") or {"rows": [], "count": 0, "equal": 0}
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in table["rows"]:
-        if row["differs"] or everything:
-            mono = row["group"] in ("Packages",) or row["name"].startswith("-") or row["name"].isupper()
-            groups.setdefault(row["group"], []).append({
-                "name": row["name"], "mono": mono, "cells": [
-                    {"text": "not known" if value is None else str(version(value)), "faint": value is None, "changed": changed}
-                    for value, changed in zip(row["values"], row["changed"], strict=True)]})
-    equal = sum(1 for row in table["rows"] if not row["differs"] and None not in row["values"])
-    differing = sum(1 for row in table["rows"] if row["differs"])
-    return {"groups": [{"title": title, "rows": rows} for title, rows in groups.items()], "differing": differing, "count": table["count"],
-            "equal": equal, "half_known": table["count"] - differing - equal}

@@ -11,8 +11,9 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
-from dashboard import comparisons
-from dashboard.comparisons import Choice, Chosen
+from dashboard import compared_sides, comparisons
+from dashboard.compared_sides import Chosen
+from dashboard.comparisons import Choice
 from dashboard.models import BenchmarkRun
 from ops.benchmark.comparing import exports
 from ops.jobs.errors import BadInput
@@ -26,21 +27,21 @@ def compare(request: HttpRequest) -> HttpResponse:
     """`?side=ID,ID&side=ID`: what is compared. `?run=ID&run=ID`: the same from a list's ticks, sent on to the address that holds the comparison."""
     choice = Choice.of(request.GET)
     try:
-        ticked = [one for side in comparisons.read_ids([",".join(request.GET.getlist("run"))]) for one in side]
-        wanted = comparisons.read_ids(request.GET.getlist("side"))
+        ticked = [one for side in compared_sides.read_ids([",".join(request.GET.getlist("run"))]) for one in side]
+        wanted = compared_sides.read_ids(request.GET.getlist("side"))
         if ticked:
             return _from_ticks(ticked, wanted, choice)
-        sides, gone = comparisons.find(wanted)
+        sides, gone = compared_sides.find(wanted)
         if not sides:
             return _choose(request, gone=gone)
-        if refused := comparisons.mixed(sides):
+        if refused := compared_sides.mixed(sides):
             return _choose(request, refused, sides=sides)
         shown = comparisons.page(sides, comparisons.held_against(sides), choice)
     except BadInput as error:
         return _choose(request, error)
     return render(request, "benchmarks/compare.html", shown | {
-        "gone": gone, "link": request.build_absolute_uri(comparisons.address(sides, **choice.kept())),
-        "exports": [{"title": title, "url": comparisons.address(sides, name="compare_export", fmt=fmt)}
+        "gone": gone, "link": request.build_absolute_uri(compared_sides.address(sides, **choice.kept())),
+        "exports": [{"title": title, "url": compared_sides.address(sides, name="compare_export", fmt=fmt)}
                     for fmt, title in (("csv", "CSV"), ("json", "JSON"), ("md", "Markdown"))],
         "more": _to_add(sides, choice), "several": len(sides) > 1,
     })
@@ -48,12 +49,12 @@ def compare(request: HttpRequest) -> HttpResponse:
 
 def _from_ticks(ticked: Sequence[uuid.UUID], wanted: Sequence[Sequence[uuid.UUID]], choice: Choice) -> HttpResponse:
     """Ticked runs become sides, after those that the address names already."""
-    there, _ = comparisons.find(wanted)
+    there, _ = compared_sides.find(wanted)
     known = {run.pk for side in there for run in side.runs}
-    added = comparisons.grouped([one for one in ticked if one not in known])
+    added = compared_sides.grouped([one for one in ticked if one not in known])
     every = [*(side.runs for side in there), *added]
-    comparisons.not_too_many(len(every), sum(map(len, every)))
-    return redirect(comparisons.address([Chosen(comparisons.NAMES[n], runs) for n, runs in enumerate(every)], **choice.kept()))
+    compared_sides.not_too_many(len(every), sum(map(len, every)))
+    return redirect(compared_sides.address([Chosen(compared_sides.NAMES[n], runs) for n, runs in enumerate(every)], **choice.kept()))
 
 
 def _choose(request: HttpRequest, error: BadInput | None = None, *, sides: Sequence[Chosen] = (), gone: int = 0) -> HttpResponse:
@@ -61,8 +62,8 @@ def _choose(request: HttpRequest, error: BadInput | None = None, *, sides: Seque
     kinds = []
     if sides:  # practice beside real: each kind alone
         for practice, title in ((True, "practice"), (False, "real")):
-            kept = [Chosen(side.name, runs) for side in sides if (runs := [run for run in side.runs if comparisons.is_practice(run) == practice])]
-            kinds.append({"title": title, "url": comparisons.address(kept), "count": sum(len(side.runs) for side in kept)})
+            kept = [Chosen(side.name, runs) for side in sides if (runs := [run for run in side.runs if compared_sides.is_practice(run) == practice])]
+            kinds.append({"title": title, "url": compared_sides.address(kept), "count": sum(len(side.runs) for side in kept)})
     runs = list(_measured().order_by("-started_at")[:OFFERED])
     return render(request, "benchmarks/compare_choose.html", {
         "error": error, "gone": gone, "kinds": kinds, "runs": runs, "pairs": _first_pairs(runs), "any": bool(runs),
@@ -77,11 +78,11 @@ def _measured() -> Any:
 def _first_pairs(runs: Sequence[BenchmarkRun]) -> list[dict[str, str]]:
     """Comparisons that are one click away: the newest practice run beside the published figures, the two newest runs of a service."""
     pairs = []
-    reference = _measured().filter(origin=comparisons.REFERENCE).first()
+    reference = _measured().filter(origin=compared_sides.REFERENCE).first()
     practice = next((run for run in runs if run.practice and run.origin == "roundhouse"), None)
     if reference and practice:
         pairs.append({"title": f"The newest practice run of {practice.service_name or practice.model} beside the published figures",
-                      "url": comparisons.address([Chosen("A", [reference]), Chosen("B", [practice])])})
+                      "url": compared_sides.address([Chosen("A", [reference]), Chosen("B", [practice])])})
     seen: dict[tuple[str, str, str], BenchmarkRun] = {}
     for run in runs:
         key = (run.node_name, run.service_name, run.sweep_key)
@@ -89,7 +90,7 @@ def _first_pairs(runs: Sequence[BenchmarkRun]) -> list[dict[str, str]]:
             continue
         if (newer := seen.get(key)) and newer.stack != run.stack:
             pairs.append({"title": f"{run.service_name}: the newest run beside the last one on another stack",
-                          "url": comparisons.address([Chosen("A", [run]), Chosen("B", [newer])])})
+                          "url": compared_sides.address([Chosen("A", [run]), Chosen("B", [newer])])})
             break
         seen.setdefault(key, run)
     return pairs
@@ -97,12 +98,12 @@ def _first_pairs(runs: Sequence[BenchmarkRun]) -> list[dict[str, str]]:
 
 def _to_add(sides: Sequence[Chosen], choice: Choice) -> list[dict[str, Any]]:
     """Runs that may join, the newest first; none when there is no place left."""
-    if len(sides) >= comparisons.MAX_SIDES:
+    if len(sides) >= compared_sides.MAX_SIDES:
         return []
     taken = [run.pk for side in sides for run in side.runs]
     practice = any(side.practice for side in sides)
     runs = _measured().filter(practice=practice).exclude(pk__in=taken).order_by("-started_at")[:12]
-    base = comparisons.address(sides, **choice.kept())
+    base = compared_sides.address(sides, **choice.kept())
     return [{"run": run, "url": f"{base}&run={run.pk}"} for run in runs]
 
 
@@ -112,8 +113,8 @@ def compare_export(request: HttpRequest, fmt: str) -> HttpResponse:
     if fmt not in FORMATS:
         raise Http404("A comparison can be saved as csv, json or md")
     write, kind = FORMATS[fmt]
-    sides, _ = comparisons.find(comparisons.read_ids(request.GET.getlist("side")))
-    if refused := comparisons.mixed(sides):
+    sides, _ = compared_sides.find(compared_sides.read_ids(request.GET.getlist("side")))
+    if refused := compared_sides.mixed(sides):
         raise refused
     comparison = comparisons.held_against(sides)
     if comparison is None:

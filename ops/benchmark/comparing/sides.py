@@ -215,7 +215,7 @@ class _Comparing:
 
     def _side(self, index: int) -> dict[str, Any]:
         side = self.sides[index]
-        tok_s = {place: _geometric(values) for place in side.places if (values := side.values(place, HEADLINE))}
+        tok_s = {place: student.geometric(values)[0] for place in side.places if (values := side.values(place, HEADLINE))}
         best = max(tok_s, key=lambda place: tok_s[place], default=None)
         single = tok_s.get(("closed", 1.0))
         first = side.runs[0]
@@ -356,18 +356,7 @@ def _summary(values: list[float]) -> dict[str, Any]:
     """{"values" (a run each, in order of time), "mean" (geometric), "low", "high" (95 % over runs; None below two)}."""
     if not values:
         return {"values": [], "mean": None, "low": None, "high": None}
-    logs = [math.log(value) for value in values]
-    low, high = student.interval(logs) if len(logs) >= 2 else (None, None)
-    return {"values": values, "mean": _geometric(values), "low": _exp(low), "high": _exp(high)}
-
-
-def _geometric(values: Sequence[float]) -> float:
-    """The geometric mean; of one run its own number, as it is written: 61, not 61.00000000000001."""
-    return math.exp(student.mean([math.log(value) for value in values])) if len(values) > 1 else values[0]
-
-
-def _exp(value: float | None) -> float | None:
-    return None if value is None else math.exp(max(-700.0, min(700.0, value)))
+    return {"values": values} | dict(zip(("mean", "low", "high"), student.geometric(values), strict=True))
 
 
 def _values_by_place(side: _Prepared, places: list[Place]) -> list[dict[Place, float]]:

@@ -97,6 +97,16 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
     return middle - half, middle + half
 
 
+def geometric(values: Sequence[float], level: float = 0.95) -> tuple[float, float | None, float | None]:
+    """The geometric mean of positive numbers and Student's interval of it, by their logs. One value is its own mean, as it is written (61, not
+    61.00000000000001), without an interval; that of wild numbers may be wider than any float: then it is as wide as one."""
+    if len(values) < 2:
+        return values[0], None, None
+    logs = [math.log(value) for value in values]
+    low, high = interval(logs, level)
+    return math.exp(mean(logs)), math.exp(max(-700.0, low)), math.exp(min(700.0, high))
+
+
 def welch(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Difference:
     """Welch's t of b minus a, two values a side at least. Without any spread on both sides the interval is the difference itself."""
     effect = mean(b) - mean(a)

@@ -15,7 +15,7 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from dashboard import comparisons, practice_reference, run_summaries
+from dashboard import comparison_words, comparisons, practice_reference, run_summaries
 from dashboard.models import BenchmarkLevel, BenchmarkRun, NoiseFloor, Service
 from tests.dashboard.pages import factory, run_data
 from tests.dashboard.pages.reading import text
@@ -308,7 +308,7 @@ def test_the_mean_of_a_side_is_geometric_and_knows_nothing_of_what_is_not_there(
 def test_what_holds_of_several_sides_is_said_once() -> None:
     order = [f"A and {name} were not interleaved: all runs of A came first" for name in "BC"]
     withheld = [f"{name} gets no verdict: imported runs get no verdict against measured ones" for name in "DEF"]
-    assert comparisons.notes({"notes": [*order, *withheld, "B: few requests or a short window at C=1"]}) == [
+    assert comparison_words.notes({"notes": [*order, *withheld, "B: few requests or a short window at C=1"]}) == [
         "A, B and C were not interleaved: all runs of A came first",
         "D, E and F get no verdict: imported runs get no verdict against measured ones", "B: few requests or a short window at C=1"]
 
