@@ -166,9 +166,9 @@ def choices() -> dict[str, list[Any]]:
     services.update(f"{one.node.name}/{one.name}" for one in Service.objects.select_related("node"))
     tags = {tag for *_, told, _ in seen for tag in (told if isinstance(told, list) else []) if isinstance(tag, str)}
     return {
-        "services": sorted(services)[:CHOICES], "models": sorted({model for _, _, model, *_ in seen})[:CHOICES],
+        "services": sorted(services)[:CHOICES], "models": sorted({model for _, _, model, *_ in seen if model})[:CHOICES],
         "releases": sorted({release for *_, release in seen if release}, reverse=True)[:CHOICES],
-        "tools": sorted({tool for _, _, _, tool, *_ in seen})[:CHOICES], "tags": sorted(tags)[:CHOICES], "states": list(STATES),
+        "tools": sorted({tool for _, _, _, tool, *_ in seen if tool})[:CHOICES], "tags": sorted(tags)[:CHOICES], "states": list(STATES),
     }
 
 

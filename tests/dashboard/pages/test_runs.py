@@ -191,6 +191,14 @@ def test_a_run_and_the_one_before_it_are_two_sides_though_their_stacks_are_equal
     assert sides(made[2]) == keys[1:3], "within one group each by itself"
 
 
+def test_a_run_that_names_neither_service_nor_model_can_be_opened_and_adds_no_empty_choice(visitor: Client, runs: dict[str, BenchmarkRun]) -> None:
+    BenchmarkRun.objects.filter(pk=runs["theirs"].pk).update(model="", endpoint="", label="", tool="sglang bench_serving")
+    page = visitor.get("/benchmarks/").content.decode()
+    assert f'href="/benchmarks/{runs["theirs"].pk}/">sglang bench_serving</a>' in page
+    assert "<h1>sglang bench_serving</h1>" in visitor.get(f"/benchmarks/{runs['theirs'].pk}/").content.decode()
+    assert run_list.choices()["models"] == ["glm-5", "kimi-k2.5"]
+
+
 def test_the_fleet_page_takes_no_imported_run_for_a_sweep(visitor: Client, runs: dict[str, BenchmarkRun]) -> None:
     BenchmarkRun.objects.exclude(pk=runs["theirs"].pk).delete()
     assert "no sweep yet" in text(visitor.get("/"))
@@ -223,6 +231,7 @@ def test_a_file_of_another_tool_is_imported_once(member: Client, story: factory.
     assert first.redirect_chain == [(f"/benchmarks/{made.pk}/", 302)] and "whose definitions are not ours" in text(first)
     assert "already" in text(sent(content)) and BenchmarkRun.objects.filter(origin="imported").count() == 1
     BenchmarkLevel.objects.filter(run=made).update(metrics={"errors": None})
+    run_summaries.summarise(made)
     assert "not reported" in text(member.get(f"/benchmarks/{made.pk}/")).split("Errors", 1)[1][:20], "errors that a tool does not tell are not none"
     refused = sent(b'{"what": "is this"}')
     assert refused.status_code == 400 and "Not imported" in refused.content.decode() and "result.json" in refused.content.decode()
