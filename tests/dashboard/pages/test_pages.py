@@ -224,6 +224,16 @@ def test_a_running_sweep_carries_its_levels_and_seconds(visitor: Client, story: 
     assert len(data["seconds"]["x"]) == 40
     assert data["before"]["points"][-1]["tput"] == 1239.0
     assert "61 tok/s target 40–50 met" in text(response)
+    assert "All of its numbers" not in text(response)
+
+
+def test_a_sweep_that_ended_leads_to_its_run_and_says_which_repeat_it_shows(visitor: Client, story: factory.Story) -> None:
+    job = story.running_sweep()
+    run = job.runs.get()
+    type(run).objects.filter(pk=run.pk).update(state="done", group_index=2, settings={**run.settings, "repeats": 3})
+    page = visitor.get(f"/jobs/{job.number}/?step=sweep")
+    assert f'href="/benchmarks/{run.pk}/"' in page.content.decode()
+    assert "run 3 of 3 All of its numbers" in text(page)
 
 
 @pytest.mark.parametrize("kind", ["smoke", "integrity", "cancelled", "partial", "lost", "interrupted", "queued"])
