@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from dashboard import trends
 from dashboard.models import Job, NoiseFloor, Service
 from ops.benchmark.comparing import readings
 from ops.benchmark.comparing.floors import ROWS_MAX, Floors
@@ -50,8 +51,8 @@ def floors(service: Service | None, sweep_key: str) -> Floors:
 
 
 def summary(service: Service, sweep_key: str = "") -> dict[str, Any] | None:
-    """Of the newest measurement (of this kind of sweep, if one is named): when, by which job, of how many runs and levels, the widest throughput
-    floor, and whether the stack is another one since (None: not known). None: never measured."""
+    """Of the newest measurement (of this kind of sweep, if one is named): when, by which job, of how many runs and levels, which kind of sweep that
+    was, the widest throughput floor, and whether the stack is another one since (None: not known). None: never measured."""
     known = NoiseFloor.objects.filter(service=service)
     known = known.filter(sweep_key=sweep_key) if sweep_key else known
     newest = known.select_related("job").order_by("-measured_at").first()
@@ -60,6 +61,7 @@ def summary(service: Service, sweep_key: str = "") -> dict[str, Any] | None:
     same = list(known.filter(sweep_key=newest.sweep_key, measured_at=newest.measured_at))
     throughput = [row.half_width for row in same if row.metric == "output_tok_s"]
     now = service.runs.filter(state="done", origin="roundhouse").exclude(stack="").values_list("stack", flat=True).first()
-    return {"at": newest.measured_at, "job": newest.job, "runs": max(row.runs for row in same),
+    asked = service.runs.filter(sweep_key=newest.sweep_key).values_list("settings", "preset").first() or ({}, "")
+    return {"at": newest.measured_at, "job": newest.job, "kind": trends.in_words(asked[0], [asked[1]]), "runs": max(row.runs for row in same),
             "levels": len({(row.load, row.value) for row in same}), "throughput": max(throughput, default=None),
             "sweep_key": newest.sweep_key, "other_stack": None if not newest.stack or not now else newest.stack != now}
