@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
+import os
 import sys
 import threading
 import time
@@ -18,13 +21,14 @@ from ops.benchmark.stamped_connection import StampedConnection
 SWITCH_S = 0.0005  # another thread of ours (server's metrics, GPUs) may keep the interpreter so long; Python's default is 5 ms
 US = 1000
 PROBE_S = 0.025
-SPARSE_PROBE_S = 0.1  # a knock costs as much as 20 chunks; where every segment tells how long it waited, a few are enough
+TIMER_PROBE_S = 0.05  # where every segment tells how long it waited, a few more are enough
+_CLOCK_MONOTONIC, _ABSOLUTE = 1, 1
 
 
 class LagProbe:
-    """How late the event loop serves what is ready: a thread stamps a wake-up, the loop stamps its arrival.
+    """How late the event loop serves what is ready: a thread stamps a wake-up, the loop stamps its arrival. On any loop.
 
-    A timer would not do: an event loop's timers are good to a millisecond, as much as what is measured.
+    A timer of the loop would not do: such are good to a millisecond, as much as what is measured.
     """
 
     def __init__(self, every_s: float = PROBE_S) -> None:
@@ -57,6 +61,65 @@ class LagProbe:
         return sorted(self.lags)
 
 
+class _TimerSpec(ctypes.Structure):
+    """struct itimerspec: interval, first expiry; seconds and nanoseconds each."""
+
+    _fields_ = [(name, ctypes.c_long) for name in ("interval_s", "interval_ns", "first_s", "first_ns")]
+
+
+class TimerProbe:
+    """As LagProbe, by a timer of the kernel (timerfd) among the sockets of a SocketLoop: no thread wakes, so it costs little more than a chunk.
+
+    It goes on running out while the whole process waits for a processor, which knocks of its own thread do not see. The kernel says how often it
+    did since the last look: each time has its lag.
+    """
+
+    def __init__(self, every_s: float = TIMER_PROBE_S) -> None:
+        """Raises OSError where the system has no such timers."""
+        self.lags: array[int] = array("q")
+        self._every = int(every_s * 1e9)
+        libc = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(libc, "timerfd_create"):
+            raise OSError("no timerfd")
+        self._timer: int = libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._timer < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._due = perf_counter_ns() + self._every  # the same clock (CLOCK_MONOTONIC)
+        spec = _TimerSpec(*divmod(self._every, 1_000_000_000), *divmod(self._due, 1_000_000_000))
+        if libc.timerfd_settime(self._timer, _ABSOLUTE, ctypes.byref(spec), None):
+            os.close(self._timer)
+            raise OSError(ctypes.get_errno(), "timerfd_settime")
+
+    def start(self, loop: SocketLoop) -> None:
+        self._selector = loop.direct
+        self._selector.add(self._timer, self._serve)
+
+    def _serve(self, events: int) -> bool:
+        now = perf_counter_ns()
+        for _ in range(int.from_bytes(os.read(self._timer, 8), sys.byteorder)):
+            self.lags.append(now - self._due)
+            self._due += self._every
+        return False
+
+    def stop(self) -> list[float]:
+        """Ends the timer; all lags in ns, sorted."""
+        self._selector.remove(self._timer)
+        os.close(self._timer)
+        return sorted(self.lags)
+
+
+def probe_of(loop: asyncio.AbstractEventLoop) -> LagProbe | TimerProbe:
+    """A probe of the loop's lag, running."""
+    if isinstance(loop, SocketLoop):
+        with contextlib.suppress(OSError):
+            timer = TimerProbe()
+            timer.start(loop)
+            return timer
+    probe = LagProbe()
+    probe.start(loop)
+    return probe
+
+
 class CostMeter:
     """From `start` to `stop`, once: the loop's lag, the process's CPU, and how long segments had waited for us where the kernel stamps them.
 
@@ -64,7 +127,7 @@ class CostMeter:
     """
 
     def __init__(self) -> None:
-        self._probe: LagProbe | None = None
+        self._probe: LagProbe | TimerProbe | None = None
         self._delays: array[int] | None = None
         self._clock: KernelClock | None = None
         self._cpu = self._wall = self._steps = 0
@@ -76,8 +139,7 @@ class CostMeter:
             self._steps = self._clock.steps
             del self._delays[:]
         sys.setswitchinterval(SWITCH_S)
-        self._probe = LagProbe(PROBE_S if self._delays is None else SPARSE_PROBE_S)
-        self._probe.start(loop)
+        self._probe = probe_of(loop)
         self._cpu, self._wall = time.process_time_ns(), perf_counter_ns()
 
     def stop(self, connections: Sequence[StampedConnection], *, connects: int, retries: int) -> ClientCost:

@@ -4,29 +4,66 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import signal
+import subprocess
+import sys
 import time
 from array import array
+from inspect import getsource
+from textwrap import dedent
 
 import pytest
 
-from ops.benchmark.client_cost import LagProbe
+from ops.benchmark import socket_loop
+from ops.benchmark.client_cost import LagProbe, TimerProbe
 from ops.benchmark.live_view import first_text
 from ops.benchmark.load import allow_files
 from ops.jobs.errors import BadInput
 from tests.fakes.scripted_server import STREAM_HEAD, chunk, event
 
 
-def test_the_lag_probe_sees_a_blocked_loop() -> None:
+@pytest.mark.parametrize("kind", ["knocks", "timer"])
+def test_the_lag_probe_sees_a_blocked_loop(kind: str) -> None:
     async def block() -> list[float]:
-        probe = LagProbe(every_s=0.01)
-        probe.start(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, socket_loop.SocketLoop):
+            probe: LagProbe | TimerProbe = TimerProbe(every_s=0.01)
+            probe.start(loop)  # type: ignore[arg-type]
+        else:
+            probe = LagProbe(every_s=0.01)
+            probe.start(loop)
         await asyncio.sleep(0.1)
         time.sleep(0.2)
         await asyncio.sleep(0.05)
         return probe.stop()
 
-    lags = asyncio.run(block())
-    assert len(lags) >= 5 and lags[-1] > 100e6
+    with asyncio.Runner(loop_factory=socket_loop.new_event_loop if kind == "timer" else None) as runner:
+        lags = runner.run(block())
+    assert len(lags) >= 5 and lags[-1] > 100e6 and lags[0] >= 0
+    if kind == "timer":  # it goes on running out meanwhile, and each time has its lag
+        assert sum(lag > 50e6 for lag in lags) >= 10
+
+
+def test_the_timer_sees_a_process_that_got_no_processor() -> None:
+    async def stopped() -> list[float]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, socket_loop.SocketLoop)
+        probe = TimerProbe(every_s=0.01)
+        probe.start(loop)
+        await asyncio.sleep(0.05)
+        print("now", flush=True)
+        await asyncio.sleep(0.3)
+        return probe.stop()
+
+    program = f"import asyncio\nfrom ops.benchmark import socket_loop\nfrom ops.benchmark.client_cost import TimerProbe\n\n{dedent(getsource(stopped))}\n" \
+              "with asyncio.Runner(loop_factory=socket_loop.new_event_loop) as runner:\n    print(runner.run(stopped())[-1])\n"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "now\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGCONT)
+        assert float(process.stdout.readline()) > 150e6
+    assert process.returncode == 0
 
 
 def test_too_few_open_files_are_told_before_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
