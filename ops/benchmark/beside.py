@@ -21,6 +21,7 @@ from ops.jobs.errors import OpsError
 S = 1e9
 LONGEST_GAP_S = 10.0  # with fewer looks than that, a window's energy is not known
 LOOK_WAITS_S = 0.3
+LOOK_MOST_S = 5.0  # a server that is only slow to begin has timed out before
 FRESH_S = 2.0
 
 
@@ -147,6 +148,7 @@ class GpusAndServer:
         self._gpus, self._server, self._waits_s = gpus, server, waits_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="beside")
         self._look_under_way: Future[None] | None = None
+        self._looks_since = 0
 
     def start(self, t0: int) -> None:
         """A level begins. Looks made since the last one's end are its first, so that its edges are known."""
@@ -157,7 +159,9 @@ class GpusAndServer:
     def read(self) -> dict[str, Any]:
         """A look, waited for shortly (call it in a thread), and the newest values: fields of a live second, with the mean power so far."""
         if self._look_under_way is None or self._look_under_way.done():
-            self._look_under_way = self._thread.submit(self._look)
+            self._look_under_way, self._looks_since = self._thread.submit(self._look), perf_counter_ns()
+        elif self._server is not None and perf_counter_ns() - self._looks_since > LOOK_MOST_S * S:
+            self._server.end()  # it must not keep the GPUs' looks
         with contextlib.suppress(TimeoutError):
             self._look_under_way.result(self._waits_s)
         level = self.level
@@ -184,7 +188,9 @@ class GpusAndServer:
         return self.level.of_window(start, end)
 
     def close(self) -> None:
-        """Ends the thread and the connection; a look that is under way is waited for (2 s at most for a server)."""
+        """Ends the thread and the connection; a look that is under way is ended, and waited for."""
+        if self._server is not None:
+            self._server.end()
         self._thread.shutdown(wait=True, cancel_futures=True)
         if self._server is not None:
             self._server.close()

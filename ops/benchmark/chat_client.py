@@ -24,6 +24,9 @@ from ops.benchmark.request_record import ErrorKind, RequestRecord
 from ops.benchmark.socket_loop import SocketLoop
 from ops.benchmark.stamped_connection import PlainConnection, RawResponse, StampedConnection
 
+MAX_RESPONSE = 64 * 1024 * 1024  # bytes; 32,768 chunks of 500 bytes are 16 MB
+LOOK_S = 0.2
+
 
 class ChatClient:
     """One chat (or, with `endpoint_kind` "completions", completions) endpoint. Not for several event loops at once.
@@ -111,11 +114,16 @@ class ChatClient:
         ended: asyncio.Future[RawResponse] = asyncio.get_running_loop().create_future()
         record = RequestRecord(index=index, slot=0, t_sched=perf_counter_ns(), connected=True)
         record.t_send = connection.send(self.request_bytes({"model": self.model, "stream": True, **body}), ended.set_result)
+        until = perf_counter_ns() + int(timeout_s * 1e9)
         try:
-            raw = await asyncio.wait_for(asyncio.shield(ended), timeout_s)
-        except TimeoutError:
-            connection.fail(ErrorKind.TIMEOUT, f"No end within {timeout_s:g} s")
-            raw = await ended
+            while not ended.done():
+                left_s = (until - perf_counter_ns()) / 1e9
+                await asyncio.wait([ended], timeout=min(LOOK_S, max(0.0, left_s)))
+                if not ended.done() and left_s <= 0:
+                    connection.fail(ErrorKind.TIMEOUT, f"No end within {timeout_s:g} s")
+                elif not ended.done() and sum(map(len, connection.pieces)) > MAX_RESPONSE:
+                    connection.fail(ErrorKind.PROTOCOL, f"The answer is longer than {MAX_RESPONSE // 1024**2} MiB")
+            raw = ended.result()
         finally:
             connection.close()
         _exhaust(settle(record, raw))

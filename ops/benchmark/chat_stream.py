@@ -370,7 +370,7 @@ def settle(record: RequestRecord, raw: RawResponse) -> Generator[None, None, Cha
         return None
     packing = raw.headers.get("content-encoding", "identity").strip().lower()
     if packing not in ("", "identity"):
-        record.fail(ErrorKind.NOT_A_STREAM, f"The stream is packed ({packing[:40]}) although none was asked for: its chunks cannot be told apart in time")
+        record.fail(ErrorKind.NOT_A_STREAM, f"The stream is packed ({packing[:40]}) although that was not asked for: its chunks have no times")
         return None
     stream = yield from read_in_steps(raw)
     stream.into(record)

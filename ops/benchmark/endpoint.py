@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,6 +18,8 @@ from ops.benchmark.chat_stream import error_text
 from ops.jobs.errors import BadInput, OpsError
 
 PRACTICE_MARK = "+practice"
+MAX_ANSWER = 8 * 1024 * 1024  # bytes, unpacked
+MODELS_TOLD = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +92,25 @@ def inspect(base_url: str, *, api_key: str = "", timeout_s: float = 10.0) -> End
     base = normalise(base_url)
     with client(api_key=api_key, timeout_s=timeout_s) as http:
         try:
-            answer = http.get(f"{base}/v1/models")
+            status, body = ask(http, "GET", f"{base}/v1/models", timeout_s=timeout_s)
         except httpx.HTTPError as error:
             raise unreachable(base, error) from error
         except httpx.InvalidURL as error:
             raise BadInput(f"`{base}` is not the address of a server", why=str(error)) from error
-        document = _json(answer)
-        if answer.status_code in (401, 403):
-            raise OpsError(f"{base} refuses the API key (HTTP {answer.status_code})", why=error_text(document), kind="unauthorized",
+        document = as_json(body)
+        if status in (401, 403):
+            raise OpsError(f"{base} refuses the API key (HTTP {status})", why=error_text(document)[:500], kind="unauthorized",
                            hint="Put the key into an environment variable and name it: --api-key-env NAME")
         listed = document.get("data") if isinstance(document, dict) else None
-        if answer.status_code != 200 or not isinstance(listed, list):
-            raise OpsError(f"{base}/v1/models does not answer as an OpenAI-compatible server does", kind="not_openai",
-                           why=f"HTTP {answer.status_code}: {error_text(document) or answer.text[:200] or 'no text'}",
+        if status != 200 or not isinstance(listed, list):
+            said = error_text(document)[:500] or body[:200].decode("utf-8", "replace") or "no text"
+            raise OpsError(f"{base}/v1/models does not answer as an OpenAI-compatible server does", kind="not_openai", why=f"HTTP {status}: {said}",
                            hint="Is this the address of the API server (for vLLM http://host:8000)?")
-        models = [str(entry["id"]) for entry in listed if isinstance(entry, dict) and "id" in entry]
-        lengths = {str(entry["id"]): int(entry["max_model_len"]) for entry in listed
-                   if isinstance(entry, dict) and "id" in entry and isinstance(entry.get("max_model_len"), int)}
-        version = _version(http, base)
+        named = [entry for entry in listed if isinstance(entry, dict) and _is_name(entry.get("id"))]
+        models = [entry["id"] for entry in named]
+        lengths = {entry["id"]: length for entry in named
+                   if isinstance(length := entry.get("max_model_len"), int) and not isinstance(length, bool) and length > 0}
+        version = _version(http, base, timeout_s)
     return Endpoint(base, models, lengths, version, None if version is None else version.endswith(PRACTICE_MARK))
 
 
@@ -110,15 +118,14 @@ def require_model(endpoint: Endpoint, model: str) -> None:
     """Raises BadInput naming the models that the server has."""
     if model not in endpoint.models:
         raise BadInput(f"{endpoint.base_url} does not serve a model `{model[:200]}`", kind="wrong_model",
-                       hint=f"It serves: {', '.join(endpoint.models) or 'none'}", valid=endpoint.models)
+                       hint=f"It serves: {_listed(endpoint.models)}", valid=endpoint.models[:MODELS_TOLD])
 
 
 def only_model(endpoint: Endpoint) -> str:
     """The one model of the server. Raises BadInput if it has none or several."""
     if len(endpoint.models) == 1:
         return endpoint.models[0]
-    listed = ", ".join(endpoint.models) or "none"
-    raise BadInput(f"{endpoint.base_url} serves {len(endpoint.models)} models; say which", hint=f"--model, one of: {listed}")
+    raise BadInput(f"{endpoint.base_url} serves {len(endpoint.models)} models; say which", hint=f"--model, one of: {_listed(endpoint.models)}")
 
 
 def require_practice(endpoint: Endpoint, practice: bool | None) -> bool:
@@ -132,19 +139,84 @@ def require_practice(endpoint: Endpoint, practice: bool | None) -> bool:
     return bool(endpoint.practice if endpoint.practice is not None else practice)
 
 
-def _version(http: httpx.Client, base: str) -> str | None:
+def ask(http: httpx.Client, method: str, url: str, *, timeout_s: float, json: Any = None) -> tuple[int, bytes]:
+    """Status and body of a call outside the load. Raises httpx.HTTPError, InvalidURL.
+
+    `timeout_s` is the client's own for each wait; an answer that drips on within it is over after twice as long.
+    """
+    sockets: list[socket.socket] = []
+
+    def traced(event: str, info: dict[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete" and (made := info["return_value"].get_extra_info("socket")) is not None:
+            sockets.append(made)
+
+    with _ends(sockets, 2 * timeout_s) as late:
+        try:
+            with http.stream(method, url, json=json, extensions={"trace": traced}) as answer:
+                body = b""
+                for part in answer.iter_bytes():
+                    body += part
+                    if len(body) > MAX_ANSWER:
+                        raise httpx.ReadError(f"The answer is longer than {MAX_ANSWER // 1024**2} MiB")
+                if late():
+                    raise httpx.ReadTimeout(f"No whole answer within {2 * timeout_s:g} s")
+                return answer.status_code, body
+        except (httpx.ReadError, httpx.RemoteProtocolError) as error:
+            if late():
+                raise httpx.ReadTimeout(f"No whole answer within {2 * timeout_s:g} s") from error
+            raise
+
+
+@contextmanager
+def _ends(sockets: list[socket.socket], after_s: float) -> Iterator[Callable[[], bool]]:
+    """Shuts the sockets (those that are in the list by then) after that time, so that whoever reads from them is told of an end."""
+    over = threading.Event()
+
+    def end() -> None:
+        over.set()
+        for one in sockets:
+            with suppress(OSError):  # it has been closed meanwhile
+                one.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(after_s, end)
+    timer.daemon = True
+    timer.start()
     try:
-        answer = http.get(f"{base}/version")
+        yield over.is_set
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def as_json(body: bytes) -> Any:
+    """The document in an answer, or None if it is not JSON, not text, or nested without end."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_name(value: Any) -> bool:
+    """A model's name that can be sent back: half of a surrogate pair cannot."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _listed(models: list[str]) -> str:
+    told = ", ".join(name[:200] for name in models[:MODELS_TOLD]) or "none"
+    return told + (f" and {len(models) - MODELS_TOLD} more" if len(models) > MODELS_TOLD else "")
+
+
+def _version(http: httpx.Client, base: str, timeout_s: float) -> str | None:
+    try:
+        status, body = ask(http, "GET", f"{base}/version", timeout_s=timeout_s)
     except httpx.HTTPError:
         return None  # /v1/models has just answered: a server that drops /version has none
-    document = _json(answer)
-    if answer.status_code != 200 or not isinstance(document, dict) or not isinstance(document.get("version"), str):
-        return None
-    return document["version"]
-
-
-def _json(answer: httpx.Response) -> Any:
-    try:
-        return answer.json()
-    except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested without end
-        return None
+    document = as_json(body)
+    version = document.get("version") if status == 200 and isinstance(document, dict) else None
+    return version[:200] if isinstance(version, str) and _is_name(version) else None

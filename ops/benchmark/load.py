@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
 
-from ops.benchmark.chat_client import ChatClient
+from ops.benchmark.chat_client import MAX_RESPONSE, ChatClient
 from ops.benchmark.chat_stream import settle
 from ops.benchmark.client_cost import CostMeter
 from ops.benchmark.live_view import Beside, Flight, LiveSecond, LiveView, StreamWatch
@@ -35,6 +35,7 @@ from ops.jobs.errors import BadInput, OpsError
 
 POLL_S = 0.1  # cancel, time limits
 STOP_NEEDS = 5  # requests that ended before an error rate means anything
+DAY_S = 86_400.0
 RETRY_AFTER_MOST_S = 120.0  # waited for in one level's warm-up
 FILES_BESIDE = 64  # descriptors that we need for other things
 MAX_IN_FLIGHT = 2048  # of an open loop without a cap of its own: descriptors end somewhere
@@ -43,7 +44,9 @@ TIMER_NS = 1_500_000  # what is left to the loop's turns: most loops' timers are
 SLICE_NS = 150_000  # of reading before the loop has its turn
 FINE_TIMER_NS = 150_000  # as much of our own loop
 MADE_AHEAD = 128 * 1024 * 1024  # bytes of requests that wait to be sent: 20,000 long prompts would take gigabytes
-MAX_RESPONSE = 64 * 1024 * 1024  # bytes; 32,768 chunks of 500 bytes are 16 MB
+KEPT_OF_ENDLESS = 100  # segments
+LONGEST_READ = 256 * 1024  # bytes of any transport
+GROWN_KIB = 256 * 1024  # of our own memory from one look to the next: somebody sends without end
 
 
 @dataclass(slots=True)
@@ -155,6 +158,7 @@ class Level:
         self._t0 = 0
         self._connects = self._retries = self._waited = 0
         self._good = self._bad = 0  # read so far
+        self._peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
         self._tasks: set[asyncio.Task[Any]] = set()
         self._enforce_at = 0  # perf_counter_ns: no request can run into its time limit before
         while self._room_to_make():
@@ -403,6 +407,10 @@ class Level:
             await asyncio.wait([over], timeout=POLL_S)
             now = perf_counter_ns()
             self._enforce(now)
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            if peak - self._peak_kib > GROWN_KIB:
+                self._end_the_endless(now_counted=True)
+            self._peak_kib = peak
             ended = self._over.is_set()
             if ended or now - self._t0 >= (second + 1) * S:
                 if ended:
@@ -410,13 +418,21 @@ class Level:
                 second = max(second + 1, int((now - self._t0) / S))
                 beside = await asyncio.get_running_loop().run_in_executor(None, self.beside.read) if self.beside is not None else {}
                 told = await self._view.look(self._flights(), second, now, beside)
-                for slot in self._slots:
-                    if slot.record is not None and slot.watch.received > MAX_RESPONSE and slot.connection is not None:
-                        slot.connection.fail(ErrorKind.PROTOCOL, f"The answer is longer than {MAX_RESPONSE // 1024**2} MiB")
+                self._end_the_endless()
                 if self.live is not None:
                     self.live(told)
             if ended:
                 return
+
+    def _end_the_endless(self, *, now_counted: bool = False) -> None:
+        """Fails answers that no request asked for; of their bytes only the first are kept. Else as the view counted them, once a second."""
+        for slot in list(self._slots):
+            connection = slot.connection
+            if slot.record is None or connection is None or len(connection.pieces) * LONGEST_READ <= MAX_RESPONSE:
+                continue
+            if (sum(map(len, connection.pieces)) if now_counted else slot.watch.received) > MAX_RESPONSE:
+                del connection.pieces[KEPT_OF_ENDLESS:], connection.stamps[KEPT_OF_ENDLESS:]
+                connection.fail(ErrorKind.PROTOCOL, f"The answer is longer than {MAX_RESPONSE // 1024**2} MiB")
 
     def _flights(self) -> Iterator[Flight]:
         """The streams in flight. Slots may change while the view looks: each is taken as it is when its turn comes."""
@@ -566,8 +582,10 @@ def every_request_failed(settings: SweepSettings, failed: list[RequestRecord], w
     hint = ""
     if first.error_kind == ErrorKind.HTTP and first.status in (400, 422) and settings.output_mode == "fixed":
         hint = "If the server does not know `ignore_eos` and `min_tokens`, measure with natural output length (--natural)"
+    elif first.error_kind == ErrorKind.HTTP and first.status in (401, 403):
+        hint = "Put the key into an environment variable and name it: --api-key-env NAME"
     elif first.error_kind == ErrorKind.RATE_LIMITED:
-        said = f"in {first.retry_after_s:.0f} s" if first.retry_after_s is not None else "later"
+        said = f"in {first.retry_after_s:.0f} s" if first.retry_after_s is not None and first.retry_after_s < DAY_S else "later"
         hint = f"The server limits how often it may be asked: try again {said}, or measure it where that limit does not stand in between"
     elif first.error_kind == ErrorKind.NOT_A_STREAM:
         hint = "Does something between here and the server turn streams into plain answers?"

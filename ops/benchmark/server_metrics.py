@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import http.client
 import math
+import socket
 import ssl
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
@@ -22,6 +24,7 @@ from ops.benchmark.endpoint import normalise, tls_context
 
 TIMEOUT_S = 2.0
 MAX_BYTES = 8 * 1024 * 1024
+MAX_READ = 65_536
 
 # Field of a snapshot: the families that may hold it, newest name first, and how the series of several engines make one number.
 _FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[list[float]], float]]] = {
@@ -86,8 +89,8 @@ def parse(text: bytes, at: int | None = None) -> Snapshot:
     for field, (families, together) in _FAMILIES.items():
         for family in families:
             values = list(_series(text, family.encode()))
-            if values:
-                found[field] = float(together(values))
+            if values and math.isfinite(number := float(together(values))):
+                found[field] = number
                 break
     return Snapshot(perf_counter_ns() if at is None else at, **found)
 
@@ -116,7 +119,7 @@ def _value(rest: bytes) -> float | None:
         value = float(words[0])
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return value if math.isfinite(value) and value >= 0 else None  # nothing that is read here can be less
 
 
 def between(before: Snapshot | None, after: Snapshot | None) -> Difference:
@@ -147,7 +150,8 @@ def _share(part: float | None, whole: float | None) -> float | None:
 class ServerMetrics:
     """Reads `<base_url>/metrics`, over one connection that is kept. Not for several threads at once. `close` it.
 
-    A server without such a page (any other answer than 200, or nothing of vLLM's in it) is asked no more: `absent` says so.
+    A server without such a page (any other answer than 200, or nothing of vLLM's in it) is asked no more: `absent` says so. Nor is one
+    that was ended (`end`).
     """
 
     def __init__(self, base_url: str, api_key: str = "", *, timeout_s: float = TIMEOUT_S) -> None:
@@ -171,10 +175,11 @@ class ServerMetrics:
             try:
                 self._connection.request("GET", self._path, headers=self._headers)
                 answer = self._connection.getresponse()
-                text = answer.read(MAX_BYTES + 1)
-            except (OSError, http.client.HTTPException):  # the last answer's connection may have been closed meanwhile: once more
+                text = _text(answer)
+            except (OSError, ValueError, AttributeError, http.client.HTTPException):  # ValueError: a chunk's size; AttributeError: `end` was called
+                # the last answer's connection may have been closed meanwhile: once more
                 self.close()
-                if kept:
+                if kept and not self.absent:
                     continue
                 return None
             at = perf_counter_ns()
@@ -195,10 +200,28 @@ class ServerMetrics:
             return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=self._tls)
         return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
 
+    def end(self) -> None:
+        """From another thread: ends a read that goes on and on (a byte now and then is no time-out); nothing is asked any more."""
+        self.absent = True
+        connection = self._connection
+        if connection is not None and (raw := connection.sock) is not None:
+            with suppress(OSError):  # it has ended meanwhile
+                raw.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _text(answer: http.client.HTTPResponse) -> bytes:
+    """The body, at most one byte more than MAX_BYTES. By pieces where it is in chunks: their sizes are the server's word."""
+    if not answer.chunked:
+        return answer.read(MAX_BYTES + 1)
+    text = bytearray()
+    while len(text) <= MAX_BYTES and (piece := answer.read1(MAX_READ)):
+        text += piece
+    return bytes(text)
 
 
 def live(snapshot: Snapshot | None, since: Snapshot | None) -> dict[str, Any] | None:

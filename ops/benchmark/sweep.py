@@ -143,7 +143,7 @@ class _Sweep:
                 break
             try:
                 await self._find_length()
-                stopped = await self._level(plan)
+                stopped = "cancelled" if self.cancel() else await self._level(plan)
             except OpsError as error:
                 state, reason, failure = "failed", f"{error.what}: {error.why}" if error.why else error.what, error
                 break
@@ -210,7 +210,9 @@ class _Sweep:
         """Before the first level: how many words make the prompts as long as they were asked for."""
         if self.settings.prompt_tokens is None or self.from_file is not None or self.length is not None:
             return
-        self.length = await calibrate(self.client, self.settings, api_key=self.api_key)
+        self.length = await calibrate(self.client, self.settings, api_key=self.api_key, cancel=self.cancel)
+        if self.length is None:  # cancelled, which the level will see too
+            return
         self.prompts = SyntheticPrompts(self.settings.seed, self.length.words)
         if self.length.by == "guess":
             self.warnings.append(f"The server does not say how long prompts are: {self.length.words} words were sent for about "

@@ -58,7 +58,7 @@ def good_stream(tokens: int = 3) -> list[bytes]:
 
 class ScriptedServer:
     """`chat(n, body)` gives the script for the n-th chat request (from 1); other paths are in `paths`: path to whole response, or to
-    a function from the JSON body to it.
+    a function from the JSON body to it or to a script.
 
     `requests` collects (path, JSON body or None), `connections` counts.
     """
@@ -132,7 +132,8 @@ class ScriptedServer:
                 self._chats += is_chat
                 number = self._chats
             answer = self.paths.get(path, response(404, {"detail": "Not Found"}))
-            script = self.chat(number, parsed) if is_chat else [answer(parsed) if callable(answer) else answer]
+            given = answer(parsed) if callable(answer) and not is_chat else answer
+            script = self.chat(number, parsed) if is_chat else [given] if isinstance(given, bytes) else given
             if not _play(connection, script):
                 return
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.benchmark.chat_stream import ChatStream, error_text, events, read_in_steps, settle
+from ops.benchmark.chat_stream import ChatStream, error_text, events, read_in_steps, retry_after, settle
 from ops.benchmark.request_record import RequestRecord
 from ops.benchmark.stamped_connection import RawResponse
 from tests.fakes.scripted_server import DONE, STREAM_END, STREAM_HEAD, chunk, event, usage
@@ -217,3 +217,23 @@ def test_error_bodies_of_vllm_are_understood() -> None:
     assert all(error_text(case["body"]) for case in cases)
     assert error_text(cases[0]["body"]) == "The model `nope` does not exist. Valid aliases: tiny."
     assert error_text(json.loads((RECORDINGS / "chat-reasoning.json").read_text())) == ""
+
+
+def test_usage_that_does_not_count_up_tells_no_tokens_of_chunks() -> None:
+    """A server that says 90, then 10 tokens so far would make a chunk of -80."""
+    each = [event({"content": "a"}, usage={"completion_tokens": count}) for count in (90, 10, 50)]
+    stream = settled(received(stream_of(*each, event({}, finish="stop"), usage(3), DONE)))
+    assert (stream.chunk_tokens, stream.output_tokens) == (None, 3)
+
+
+def test_a_stream_that_is_packed_though_nobody_asked_is_told() -> None:
+    packed = received(STREAM_HEAD + chunk(b"\x1f\x8b") + STREAM_END)
+    packed.headers["content-encoding"] = "gzip"
+    record = settled(packed)
+    assert record.error_kind == "not_a_stream" and "packed (gzip)" in record.error
+
+
+@pytest.mark.parametrize("said", ["Mon, 01 Jan 2020 00:00:00 +99999999999", "Fri, 31 Dec 9999 23:59:59 -9999", "9" * 5000, "nan", ", : 0 \xe9", ""],
+                         ids=range(6))
+def test_a_retry_after_that_no_clock_has_is_none(said: str) -> None:
+    assert retry_after(said) is None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from ops.benchmark import endpoint
 from ops.benchmark.endpoint import Endpoint, inspect, normalise, only_model, require_model, require_practice
 from ops.jobs.errors import BadInput, OpsError
 from tests.fakes.scripted_server import CLOSE, response, scripted
@@ -93,3 +96,26 @@ def test_a_record_that_contradicts_the_server_is_an_error(server: bool) -> None:
     with pytest.raises(OpsError) as told:
         require_practice(Endpoint("http://h", [], version="1", practice=server), not server)
     assert told.value.kind == "practice_mismatch"
+
+
+def test_an_answer_that_drips_without_end_and_one_beyond_all_measure_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drips(body: object) -> Iterator[bytes | float]:
+        yield b"HTTP/1.1 200 OK\r\nx-long: "
+        while True:
+            yield b"a"
+            yield 0.02
+
+    with scripted(no_chat, paths={"/v1/models": drips}) as server, pytest.raises(OpsError, match="No answer") as told:
+        inspect(server.url, timeout_s=0.15)
+    assert told.value.why == "No whole answer within 0.3 s"
+    monkeypatch.setattr(endpoint, "MAX_ANSWER", 1000)
+    with scripted(no_chat, paths={"/v1/models": response(200, b" " * 2000)}) as server, pytest.raises(OpsError) as told:
+        inspect(server.url)
+    assert "longer than" in told.value.why
+
+
+def test_names_and_lengths_that_cannot_be_are_left_out() -> None:
+    entries = [1, None, {"id": {"a": 1}}, {"id": "\ud800"}, {"id": "m", "max_model_len": -5}, {"id": "n", "max_model_len": True}]
+    with scripted(no_chat, paths={"/v1/models": response(200, {"data": entries})}) as server:
+        found = inspect(server.url)
+    assert (found.models, found.max_model_len) == (["m", "n"], {})

@@ -11,7 +11,9 @@ from dataclasses import replace
 import pytest
 
 from ops.benchmark import server_metrics
+from ops.benchmark.beside import GpusAndServer
 from ops.benchmark.server_metrics import ServerMetrics, Snapshot, between, of_level, parse
+from tests.fakes.scripted_server import scripted
 
 V1 = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -155,3 +157,42 @@ def test_a_page_beyond_all_measure_and_a_server_that_is_gone_are_no_numbers(monk
     gone = ServerMetrics(url)
     assert gone.read() is None and not gone.absent
     gone.close()
+
+
+def test_numbers_beyond_all_measure_are_not_known() -> None:
+    """Each can be read, but not their sum; and a share of less than nothing is none."""
+    looked = parse(b'vllm:num_requests_running{e="0"} 1e308\nvllm:num_requests_running{e="1"} 1e308\nvllm:kv_cache_usage_perc -7\n'
+                   b"vllm:num_requests_waiting 2\n")
+    assert (looked.running, looked.kv_use, looked.waiting) == (None, None, 2.0)
+
+
+@pytest.mark.parametrize("size", [b"-1", b"-5", b"ffffffffffffffffffffffff"], ids=["minus one", "minus five", "huge"])
+def test_chunks_of_impossible_sizes_are_no_numbers(size: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_metrics, "MAX_BYTES", 200_000)
+
+    def metrics(body: object) -> Iterator[bytes]:
+        yield b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + size + b"\r\n"
+        for _ in range(100):
+            yield b"A" * 10_000
+
+    with scripted(lambda number, body: [], paths={"/metrics": metrics}) as server:
+        looking = ServerMetrics(server.url)
+        assert looking.read() is None
+        looking.close()
+
+
+def test_a_page_that_drips_is_ended_by_others_and_asked_no_more() -> None:
+    drips = threading.Event()
+
+    def metrics(body: object) -> Iterator[bytes | float]:
+        yield b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n"
+        while True:
+            drips.set()
+            yield b"a"
+            yield 0.01
+
+    with scripted(lambda number, body: [], paths={"/metrics": metrics}) as server:
+        beside = GpusAndServer(None, ServerMetrics(server.url), waits_s=0.01)
+        assert beside.read()["server"] is None and drips.wait(10)
+        beside.close()  # waits for the look, which would go on for a quarter of an hour
+        assert [path for path, _ in server.requests] == ["/metrics"]

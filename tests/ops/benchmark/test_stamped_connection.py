@@ -97,7 +97,10 @@ def test_a_lost_connection_in_the_middle_is_a_cut() -> None:
 @pytest.mark.parametrize("bad", [
     b"SSH-2.0-OpenSSH_9.6\r\n\r\n", b"HTTP/1.1 huh OK\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: -5\r\n\r\n", b"x" * 70_000,
     STREAM_HEAD + b"zz\r\nabc\r\n", STREAM_HEAD + b"-5\r\nabc\r\n\r\n",
-])
+    b"HTTP/1.1 " + b"2" * 5000 + b" OK\r\n\r\n", b"HTTP/1.1 000 OK\r\n\r\n", b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\ncontent-length: \xb2\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: " + b"9" * 5000 + b"\r\n\r\n",
+    STREAM_HEAD + b"0" * 70_000, STREAM_HEAD + b"0\r\n" + b"t: v\r\n" * 20_000,
+], ids=range(13))
 def test_what_is_not_http_fails_as_protocol(bad: bytes) -> None:
     made, wire, got = connection()
     made.data_received(bad)

@@ -456,6 +456,27 @@ def test_prompts_have_the_length_that_was_asked_for(known: bool) -> None:
     assert not any("does not say how long" in text for text in result.warnings)
 
 
+def test_a_tokenizer_that_counts_no_words_is_not_believed() -> None:
+    """One that says 1, then 2, whatever is sent would ask for millions of words."""
+    told = iter([7, *[1] * 3, *[2] * 3])
+    with scripted(lambda n, body: good_stream(2), paths={"/tokenize": lambda body: response(200, {"count": next(told, 2)})}) as server:
+        result = measure(server.url, model="m", max_tokens=2, prompt_tokens=300)
+    assert any("does not say how long" in text for text in result.warnings)
+
+
+def test_a_cancel_ends_the_search_for_a_length_on_a_server_that_does_not_answer() -> None:
+    pressed = threading.Event()
+
+    def chat(number: int, body: dict[str, Any]) -> Any:
+        pressed.set()
+        yield STREAM_HEAD
+        yield 30.0
+
+    with scripted(chat) as server:
+        result = measure(server.url, model="m", max_tokens=2, prompt_tokens=300, cancel=pressed.is_set)
+    assert result.state == "cancelled" and len([path for path, _ in server.requests if path.endswith("completions")]) == 1
+
+
 def test_prompts_and_answers_that_do_not_fit_together_are_refused_before_any_load() -> None:
     with scripted(lambda n, body: good_stream(2)) as server, pytest.raises(BadInput, match="do not fit into the context"):
         measure(server.url, model="m", max_tokens=2000, prompt_tokens=2100)
