@@ -55,8 +55,9 @@ def test_the_timer_sees_a_process_that_got_no_processor() -> None:
         await asyncio.sleep(0.3)
         return probe.stop()
 
-    program = f"import asyncio\nfrom ops.benchmark import socket_loop\nfrom ops.benchmark.client_cost import TimerProbe\n\n{dedent(getsource(stopped))}\n" \
-              "with asyncio.Runner(loop_factory=socket_loop.new_event_loop) as runner:\n    print(runner.run(stopped())[-1])\n"
+    program = "\n".join(["import asyncio", "from ops.benchmark import socket_loop", "from ops.benchmark.client_cost import TimerProbe",
+                         dedent(getsource(stopped)), "with asyncio.Runner(loop_factory=socket_loop.new_event_loop) as runner:",
+                         "    print(runner.run(stopped())[-1])"])
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "now\n"
         process.send_signal(signal.SIGSTOP)
