@@ -32,6 +32,12 @@ def number(value: Any) -> float | None:
     return value
 
 
+def scaling(told: Any, tput: float | None, base: float | None) -> float | None:
+    """Throughput as a multiple of that of concurrency 1: as the level tells it, else (another tool's, or C = 1 came after it) out of the two."""
+    found = number(told)
+    return found if found is not None else tput / base if tput is not None and base else None
+
+
 def point(level: Any) -> dict[str, Any]:
     """One measured level of a run, with everything that its hover shows. Latencies in seconds, TTFT in milliseconds; `x` is where it stands."""
     metrics = level.metrics or {}

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from dashboard import charts
+from dashboard import charts, run_edits
 from dashboard.estimates import EARLIER, Usual, usual
 from dashboard.models import BenchmarkRun, Job, JobEvent, JobStep
 from dashboard.templatetags.roundhouse import clock, clock_unit, rate, short_release, size
@@ -379,13 +379,13 @@ def _sweep_facts(run: BenchmarkRun, live: dict[str, Any] | None) -> list[dict[st
 
 
 def target_words(run: BenchmarkRun, single: Any) -> str:
-    goal = (run.service.record.get("target_tok_s") if run.service else None) or []
+    goal = run_edits.target(run.service) if run.service else []
     if single is None or single.output_tok_s is None:
         return "not measured"
     if len(goal) != 2:
         return "no target set"
     words = f"target {goal[0]:g}–{goal[1]:g}"
-    return f"{words} met" if single.output_tok_s >= goal[0] else f"{words} missed"
+    return f"{words} met" if single.output_tok_s >= goal[0] else f"{words} not met"
 
 
 def _left(steps: Sequence[JobStep], known: Usual) -> float | None:
@@ -593,6 +593,7 @@ def level_rows(run: BenchmarkRun) -> list[dict[str, Any]]:
     load = charts.load_of(run, levels)
     measured = {level.value: level for level in levels if level.load == load}
     asked = charts.wanted(run, load)
+    base = measured[1].output_tok_s if load == "closed" and 1 in measured and measured[1].state == "done" else None
     rows = []
     for value in sorted({*measured, *asked}):
         level = measured.get(value)
@@ -603,10 +604,13 @@ def level_rows(run: BenchmarkRun) -> list[dict[str, Any]]:
         if run.state != "running" and state in ("running", "todo"):
             state = "not reached"
         marks = metrics.get("marks")
+        scaling = charts.scaling(metrics.get("scaling_x"), tput, base) if state == "done" and c else None
         rows.append({
             "c": c, "value": value, "load": load, "key": charts.level_key(load, value), "name": charts.level_name(load, value),
             "label": f"{value:g}" if load == "open" else c, "level": level, "state": state,
             "tput": tput, "per_user": tput / c if tput is not None and c else None,
+            "scaling": scaling, "efficiency": scaling / c if scaling is not None and c else None,
+            "spread": charts.number(metrics.get("spread_p99_p50")),
             "requests": (level.requests if level else None) or _asked_requests(run, asked.index(value) if value in asked else None, value),
             "mean": level.e2e_mean_s if level else None, "p50": level.e2e_p50_s if level else None, "p99": level.e2e_p99_s if level else None,
             "ttft_ms": level.ttft_p50_ms if level else None, "errors": level.errors if level and state != "todo" else None,

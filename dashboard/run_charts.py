@@ -7,9 +7,10 @@ ICL (gaps between chunks) and TPOT (time per token) are different things where a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from dashboard.charts import scaling
 from dashboard.run_summaries import at
 from ops.benchmark.comparing.readings import finite as number
 
@@ -82,6 +83,17 @@ def point(level: Any) -> dict[str, Any]:
     found["tpot_p50"] = found["tpot_p50"] if found["tpot_p50"] is not None else rounded(level.tpot_p50_ms)
     found["user"] = rounded(1000 / found["tpot_p50"]) if found["tpot_p50"] else None
     return found
+
+
+def rows(levels: Iterable[Any]) -> list[dict[str, Any]]:
+    """The points of the levels' table: also of levels without a number, and with `scaling` and `efficiency` against concurrency 1."""
+    points = [point(level) for level in levels]
+    base = next((one["tput"] for one in points if (one["load"], one["value"], one["state"]) == ("closed", 1, "done")), None)
+    for one in points:
+        closed = one["load"] == "closed" and one["state"] == "done"
+        one["scaling"] = scaling(one["scaling"], one["tput"], base) if closed else None
+        one["efficiency"] = one["scaling"] / one["value"] if one["scaling"] is not None and one["value"] else None
+    return points
 
 
 def beside(level: Any) -> dict[str, Any]:

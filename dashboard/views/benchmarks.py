@@ -47,7 +47,7 @@ def benchmark_run(request: HttpRequest, id: Any) -> HttpResponse:
     levels = list(run.levels.all())
     target = run_edits.target(run.service) if run.service else []
     data = run_charts.run_data(run, levels, target=target)
-    rows = [run_charts.point(level) for level in levels]
+    rows = run_charts.rows(levels)
     marks = sorted({mark for row in rows for mark in row["marks"]})
     baseline = run.service.baseline if run.service else None
     asked, not_asked = asked_settings(run)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from dashboard import charts, job_story, sweep_words
+from dashboard import charts, job_story, practice_reference, run_charts, sweep_words
 from dashboard.models import Job
 from ops.jobs.events import EventType
+from tests.dashboard.pages import reading
 from tests.dashboard.pages.factory import Story
 
 SECOND = {
@@ -58,6 +59,39 @@ def test_what_no_level_says_of_its_server_has_no_column() -> None:
     assert sweep_words.beside_table(rows) == {"heads": [("Running", ""), ("Energy", "kJ")], "lines": [
         {"label": 1, "texts": ["1", "5.00"]}, {"label": 32, "texts": ["32", "not reported"]}]}
     assert sweep_words.beside_table(rows[1:2]) is None
+
+
+@pytest.mark.django_db
+def test_scaling_and_spread_stand_beside_each_level(client: Client, admin_user: Any) -> None:
+    """The readings of the story, also of levels that ran before concurrency 1 and of figures that somebody published."""
+    story = Story()
+    story.node()
+    story.service()
+    job = story.job("sweep", steps=(("sweep", "Sweep", False),))
+    story.step(job, "sweep", end=False, index=0)
+    run = "11111111-2222-4333-8444-777777777777"
+    story.say(job, EventType.SWEEP_STARTED, run_id=run, preset="story", load="closed", concurrencies=[128, 1, 8], rates=[], requests=[640, 10, 80],
+              max_tokens=64, model="m", endpoint="http://127.0.0.1:8000", practice=True, short=False, started_at=story.at, fingerprint={},
+              settings={"load": "closed", "concurrencies": [128, 1, 8], "requests": [640, 10, 80]})
+    for value, tok_s, more in ((128, 1239.0, {"spread_p99_p50": 1.37, "e2e_p50_s": 50.0, "e2e_p99_s": 68.5}), (1, 61.0, {"scaling_x": 1.0})):
+        story.say(job, EventType.LEVEL_FINISHED, run_id=run, metrics={
+            "load": "closed", "value": value, "concurrency": value, "requests": 5 * value, "finished": 5 * value, "errors": 0, "output_tok_s": tok_s,
+            "scaling_x": None, "marks": [], **more})
+    story.say(job, EventType.LEVEL_STARTED, run_id=run, load="closed", value=8, concurrency=8, requests=80, started_at=story.at)
+    found = Job.objects.get(pk=story.tell(job).pk)
+    rows = job_story.level_rows(found.runs.get())
+    assert [(row["c"], row["scaling"], row["spread"]) for row in rows] == [
+        (1, 1.0, None), (8, None, None), (128, pytest.approx(20.31, abs=0.01), 1.37)]
+    client.force_login(admin_user)
+    page = client.get(f"/jobs/{found.number}/").content.decode()
+    for text in ('title="16 % of 128 single streams">20.3×</td>', '<td class="num hide-s">1.4</td>', "Scaling"):
+        assert text in page, text
+    published = practice_reference.seed()
+    assert published is not None
+    told = reading.text(client.get(f"/benchmarks/{published.pk}/"))
+    assert "20.3×" in told and "P99/P50" in told
+    assert [(row["value"], row["scaling"]) for row in run_charts.rows(published.levels.all())] == [
+        (1, 1.0), (8, pytest.approx(4.54, abs=0.01)), (128, pytest.approx(20.31, abs=0.01))]
 
 
 @pytest.mark.django_db
