@@ -29,6 +29,7 @@ from redis.exceptions import RedisError
 
 from dashboard import baselines, permissions, redis_clients, run_summaries
 from dashboard.models import AuditEntry, BenchmarkRun, Channel, Job, JobEvent, JobLock, LockFence, Node, Service, ShelvedPatch
+from ops.benchmark.comparing.verdicts import MIN_RUNS
 from ops.jobs import streams
 from ops.jobs.claim import ON_KEPT
 from ops.jobs.envelope import Envelope
@@ -53,8 +54,7 @@ CONTROL_KINDS = ("start", "stop", "restart", "reset-failed", "leftovers", "diagn
 LEFTOVERS_LOOKED_AT = 50  # events of this node's jobs, newest first: what may be ended was listed in one of them
 MODES = ("full", "restore")  # ways to make a release: ops/environments/plan.py
 LABEL_LENGTH = 120
-REPEATS_MOST, NOISE_RUNS, NOISE_RUNS_LEAST = 12, 6, 3  # runs of one job
-NODE_SAYS = frozenset({"preset", "base_url", "model", "practice", "gpu_count"})  # of a sweep's settings
+REPEATS_MOST, NOISE_RUNS, NOISE_RUNS_LEAST = 12, 6, MIN_RUNS  # runs of one job
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}\Z")
 
 
@@ -182,6 +182,8 @@ def start_decide(*, run: BenchmarkRun, more: int, user: AbstractBaseUser | None,
 
 def _sweep_params(settings: SweepSettings, repeats: int) -> dict[str, Any]:
     """What a job is told of a sweep: all but what the node knows better."""
+    from ops.benchmark.presets import NODE_SAYS
+
     if not isinstance(repeats, int) or not 1 <= repeats <= REPEATS_MOST:
         raise BadInput(f"{repeats} runs cannot be asked for", hint=f"From 1 to {REPEATS_MOST}")
     if settings.prompt_source == "file":

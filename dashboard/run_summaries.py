@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+from dashboard.charts import level_key
 from dashboard.models import BenchmarkLevel, BenchmarkRun, Job
 from ops.benchmark.comparing import keys
 from ops.environments import fingerprint
@@ -35,15 +36,10 @@ def columns(run: Any, levels: Iterable[Any]) -> dict[str, Any]:
     peak = max(measured, key=lambda level: level.output_tok_s, default=None)
     return {
         "single_tok_s": single.output_tok_s if single else None, "peak_tok_s": peak.output_tok_s if peak else None,
-        "peak_at": at(peak.load, peak.value) if peak else "", "peak_p99_s": peak.e2e_p99_s if peak else None,
+        "peak_at": level_key(peak.load, peak.value) if peak else "", "peak_p99_s": peak.e2e_p99_s if peak else None,
         "errors": sum(level.errors for level in known), "levels_measured": len(measured), "search": search_words(run),
         "stack": stack(run.fingerprint), "sweep_key": run.sweep_key or key_of(run.settings),
     }
-
-
-def at(load: str, value: float) -> str:
-    """A level in a word: "128" is a concurrency, "2.5/s" a rate."""
-    return f"{value:g}/s" if load == "open" else f"{value:.0f}"
 
 
 def search_words(run: Any) -> str:

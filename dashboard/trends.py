@@ -13,9 +13,9 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from dashboard.charts import level_key
 from dashboard.models import BenchmarkLevel, BenchmarkRun, Service
 from dashboard.run_charts import asked_of, key, rounded, told
-from dashboard.run_summaries import at
 from ops.benchmark.comparing.readings import finite as number
 from ops.benchmark.comparing.verdicts import METRICS
 from ops.environments import fingerprint
@@ -66,7 +66,7 @@ def trend(service: Service, *, kind: str = "", level: str = "", metric: str = ""
     mine = [run for run in runs if chosen is not None and run.sweep_key == chosen.key][::-1]
     levels = list(BenchmarkLevel.objects.filter(run__in=[run.pk for run in mine], state="done").only(
         "run_id", "load", "value", "output_tok_s", "metrics", "finished", "errors"))
-    names = {key(one): at(one.load, one.value) for one in sorted(levels, key=lambda one: (one.load, one.value))}
+    names = {key(one): level_key(one.load, one.value) for one in sorted(levels, key=lambda one: (one.load, one.value))}
     shown = level if level in names else "closed:1" if "closed:1" in names else next(iter(names), "")
     wanted = metric if metric in METRICS else "output_tok_s"
     by_run = {one.run_id: one for one in levels if key(one) == shown}

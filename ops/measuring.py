@@ -10,7 +10,7 @@ from typing import Any
 from ops.benchmark import presets, repeats
 from ops.benchmark.beside import GpuSample
 from ops.benchmark.comparing import floors, keys, regression
-from ops.benchmark.presets import SweepSettings
+from ops.benchmark.presets import NODE_SAYS, SweepSettings
 from ops.benchmark.results import SweepResult
 from ops.environments import fingerprint, releases
 from ops.gpus.open_source import open_source
@@ -20,7 +20,6 @@ from ops.jobs.pipeline import Context
 from ops.services import health
 
 NOISE_RUNS = 6
-NODE_SAYS = frozenset({"preset", "base_url", "model", "practice", "gpu_count"})
 STEP_S = 6 * 3600.0  # the least that a step of sweeps may take
 
 

@@ -26,6 +26,7 @@ MAX_REPEATS = 20
 SEEDS = 2**31
 TOKENS_PER_WORD = 1.35  # of synthetic prompts, about: for sizes told before the start
 SLOS = ("ttft_ms", "tpot_ms", "e2e_s")
+NODE_SAYS = frozenset({"preset", "base_url", "model", "practice", "gpu_count"})  # of a job's sweep: its service's own, not the console's to say
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ops.benchmark import column_file
 from ops.benchmark.load import LevelOutcome
-from ops.benchmark.presets import LevelPlan
 from ops.benchmark.request_record import RequestRecord
 from ops.jobs.errors import BadInput
 
@@ -141,12 +140,6 @@ def read_level(path: Path) -> tuple[dict[str, Any], list[RequestRecord]]:
         raise BadInput(f"`{path}` cannot be read as a level's requests", why=f"{type(error).__name__}: {error}") from error
 
 
-def find_level(folder: Path, load: str, value: float) -> Path | None:
-    """The level's file in a run's folder, of whatever age; None where there is none."""
-    stem = LevelPlan(load, value, 0).file_stem
-    return next((path for name in (f"{stem}{column_file.SUFFIX}", f"{stem}.jsonl.gz") if (path := folder / name).is_file()), None)
-
-
 def store_result(folder: Path, result: SweepResult) -> Path:
     """Writes `result.json` beside the levels."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -155,8 +148,3 @@ def store_result(folder: Path, result: SweepResult) -> Path:
     part.write_text(json.dumps(result.as_dict(), indent=1) + "\n")
     part.replace(path)
     return path
-
-
-def all_errors(levels: Sequence[dict[str, Any]]) -> int:
-    """Failed requests of all levels."""
-    return sum(int(level.get("errors") or 0) for level in levels)

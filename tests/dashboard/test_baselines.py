@@ -12,7 +12,7 @@ from dashboard import baselines, dispatch, noise_floors, practice_reference, run
 from dashboard.announcements import apply_announcement
 from dashboard.models import AuditEntry, BenchmarkRun, NoiseFloor, Service
 from ops.benchmark import presets
-from ops.benchmark.presets import SweepSettings
+from ops.benchmark.presets import NODE_SAYS, SweepSettings
 from ops.jobs.errors import BadInput
 from ops.jobs.events import EventType
 from tests.dashboard.pages import factory
@@ -153,7 +153,7 @@ def test_a_sweep_s_job_takes_the_baseline_along_beside_its_params(story: factory
     job = dispatch.start_sweep(service=service, settings=asked, user=operator, repeats=3)
     assert job.params["preset"] == "custom"
     assert (job.params["sweep_settings"]["repeats"], job.params["sweep_settings"]["concurrencies"]) == (3, [1, 8])
-    assert not dispatch.NODE_SAYS & job.params["sweep_settings"].keys()
+    assert not NODE_SAYS & job.params["sweep_settings"].keys()
     assert [one["run_id"] for one in job.envelope["snapshot"]["baseline"]["documents"]] == [str(run.pk)]
     assert "baseline" not in job.params
 

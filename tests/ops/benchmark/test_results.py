@@ -15,7 +15,7 @@ from ops.benchmark.load import LevelOutcome
 from ops.benchmark.metrics import ClientCost, level_metrics
 from ops.benchmark.presets import LevelPlan, settings
 from ops.benchmark.request_record import RequestRecord
-from ops.benchmark.results import SweepResult, find_level, number, read_level, store_level
+from ops.benchmark.results import SweepResult, number, read_level, store_level
 from ops.benchmark.sweep import asked_of_level
 from ops.jobs.errors import BadInput
 
@@ -65,8 +65,6 @@ def test_requests_of_the_format_before_are_read(tmp_path: Path) -> None:
     head = {"schema": "roundhouse.sweep/1", "concurrency": 2, "requests": 3}
     path = tmp_path / "c2.jsonl.gz"
     path.write_bytes(gzip.compress("\n".join(json.dumps(one) for one in (head, *(r.as_dict(1000) for r in outcome().records))).encode()))
-    found = find_level(tmp_path, "closed", 2.0)
-    assert found == path and find_level(tmp_path, "open", 2.0) is None
     told, records = read_level(path)
     assert (told["load"], told["value"]) == ("closed", 2) and list(records[0].times) == [1010, 2010, 3510]
 
