@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dashboard.charts import scaling
-from dashboard.run_summaries import at
+from dashboard.charts import level_key, scaling
 from ops.benchmark.comparing.readings import finite as number
 
 MARKS = {
@@ -53,7 +52,7 @@ def point(level: Any) -> dict[str, Any]:
     """All that charts and tables show of one level."""
     metrics = told(level.metrics)
     found: dict[str, Any] = {
-        "key": key(level), "label": at(level.load, level.value), "load": level.load, "value": level.value, "state": level.state,
+        "key": key(level), "label": level_key(level.load, level.value), "load": level.load, "value": level.value, "state": level.state,
         # counts that a tool does not tell stand in `metrics` as None, in the columns as 0
         **{name: None if name in metrics and metrics[name] is None else getattr(level, name) for name in ("requests", "finished", "errors")},
         "tput": rounded(level.output_tok_s), "steady": rounded(metrics.get("steady_output_tok_s")),
@@ -108,7 +107,7 @@ def beside(level: Any) -> dict[str, Any]:
 
     used = [value for gpu in rows if (value := number(gpu.get("used_bytes_max"))) is not None]
     return {
-        "label": at(level.load, level.value), "stamps": {"kernel": "kernel", "own": "own"}.get(str(metrics.get("stamps"))),
+        "label": level_key(level.load, level.value), "stamps": {"kernel": "kernel", "own": "own"}.get(str(metrics.get("stamps"))),
         "late_p99": None if (late := number(metrics.get("kernel_delay_p99_us"))) is None else late / 1000,
         "lag_p99": number(metrics.get("client_lag_p99_ms")), "cpu": number(metrics.get("client_cpu_share")),
         "running": number(server.get("running_max")), "waiting": number(server.get("waiting_max")),
@@ -152,7 +151,8 @@ def timeline(level: Any) -> list[dict[str, Any]]:
 
 def level_detail(level: Any) -> dict[str, Any]:
     """What a page asks for when a level is chosen."""
-    return {"key": key(level), "label": at(level.load, level.value), "load": level.load, "seconds": seconds(level), "timeline": timeline(level)}
+    return {"key": key(level), "label": level_key(level.load, level.value), "load": level.load, "seconds": seconds(level),
+            "timeline": timeline(level)}
 
 
 def measured(levels: Sequence[Any]) -> list[dict[str, Any]]:

@@ -79,8 +79,7 @@ def _notes(data: dict[str, Any]) -> dict[str, str]:
 
 
 def _run(id: Any) -> BenchmarkRun:
-    found = BenchmarkRun.objects.select_related("service", "service__node", "service__baseline", "job", "imported").prefetch_related("levels")
-    return get_object_or_404(found, pk=id)
+    return get_object_or_404(BenchmarkRun.objects.select_related("service", "service__node", "service__baseline", "job", "imported"), pk=id)
 
 
 def _told_level(rows: list[dict[str, Any]], detailed: list[str]) -> str:

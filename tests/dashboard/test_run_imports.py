@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.exceptions import PermissionDenied
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from dashboard import run_documents, run_imports
@@ -43,6 +45,15 @@ def test_an_imported_file_is_kept_whole_and_its_run_says_whose_it_is(operator: U
     assert (level.load, level.value, level.concurrency, level.finished, level.e2e_p50_s) == ("closed", 4, 4, 8, pytest.approx(0.714581))
     assert level.metrics["tpot_p50_ms"] == pytest.approx(19.94721739) and len(level.detail["ecdf"]["icl_ms"]) == 101
     assert AuditEntry.objects.get(action="benchmark.import").data["runs"] == [str(run.pk)]
+
+
+def test_a_page_of_an_imported_run_leaves_its_file_where_it_is(operator: User) -> None:
+    [run] = run_imports.store(VLLM, sample(VLLM), operator)
+    client = Client()
+    client.force_login(operator)
+    with CaptureQueriesContext(connection) as queries:
+        assert client.get(reverse("benchmark_run", args=[run.pk])).status_code == 200
+    assert not [query["sql"] for query in queries if '."content"' in query["sql"]]
 
 
 def test_the_same_file_twice_says_so_and_opens_the_first(operator: User, admin: User) -> None:
