@@ -101,6 +101,18 @@ def segments(raw: RawResponse) -> Iterator[tuple[int, bytes]]:
             skip -= len(piece)
 
 
+def _body_pieces(raw: RawResponse) -> tuple[array[int], list[bytes]]:
+    """As `segments`, in two lists."""
+    first, skip = 0, raw.body_start
+    while skip and first < len(raw.pieces) and len(raw.pieces[first]) <= skip:
+        skip -= len(raw.pieces[first])
+        first += 1
+    pieces = raw.pieces[first:]
+    if skip and pieces:
+        pieces[0] = pieces[0][skip:]
+    return raw.stamps[first:], pieces
+
+
 def events(raw: RawResponse) -> Iterator[tuple[int, bytes]]:
     """(stamp, data) of every event that has data; the stamp is of the segment that brought the event's end."""
     if not raw.framing:
@@ -121,12 +133,11 @@ class _Pattern:
     ends as that one did, with a JSON string between, is such an event: known by two comparisons, with nothing taken apart.
     """
 
-    __slots__ = ("_begin", "_begins", "_chunked", "_end", "_end_size", "fitting", "kind")
+    __slots__ = ("_begin", "_begins", "_chunked", "_end", "kind")
 
     def __init__(self, begin: bytes, end: bytes, kind: str, *, chunked: bool) -> None:
-        self._begin, self._end, self._end_size, self.kind, self._chunked = begin, end, len(end), kind, chunked
+        self._begin, self._end, self.kind, self._chunked = begin, end, kind, chunked
         self._begins: dict[int, bytes] = {}  # by the segment's length: size line and beginning
-        self.fitting = 0  # that are not told yet
 
     @classmethod
     def of(cls, segment: bytes, data: bytes, plain: re.Match[bytes], *, chunked: bool) -> _Pattern | None:
@@ -138,20 +149,19 @@ class _Pattern:
         text_start, text_end = plain.span("text")
         return cls(event[:5 + text_start], event[5 + text_end:] + (b"\r\n" if chunked else b""), _kind(plain), chunked=chunked)
 
-    def fits(self, segment: bytes) -> bool:
-        size = len(segment)
-        try:
-            begin = self._begins[size]
-        except KeyError:
-            begin = self._begins[size] = self._begin_for(size)
-        return segment.startswith(begin) and segment.endswith(self._end) and _fits_text(segment, len(begin), size - self._end_size) is not None
-
-    def told(self, stream: ChatStream) -> None:
-        """The events that fitted since the last time."""
-        if self.fitting:
-            stream.events += self.fitting
-            stream.kinds.append(self.kind * self.fitting)
-            self.fitting = 0
+    def fits_until(self, segments: list[bytes], start: int, stop: int) -> int:
+        """The first place from `start` on whose segment does not fit, or `stop`."""
+        begins, end, end_size = self._begins, self._end, len(self._end)
+        for at in range(start, stop):
+            segment = segments[at]
+            size = len(segment)
+            try:
+                begin = begins[size]
+            except KeyError:
+                begin = begins[size] = self._begin_for(size)
+            if not (segment.startswith(begin) and segment.endswith(end) and _fits_text(segment, len(begin), size - end_size)):
+                return at
+        return stop
 
     def _begin_for(self, size: int) -> bytes:
         """The beginning of a segment of this size: with its HTTP chunk's size line, whose own digits count."""
@@ -176,27 +186,26 @@ def read_in_steps(raw: RawResponse, *, keep_text: bool = False) -> Generator[Non
     pattern: _Pattern | None = None
     chunked = raw.framing == "chunked"
     cutter = EventCutter(chunked=chunked)
-    between = True  # whether the cutter is; what fits the pattern passes it by
-    until_break = EVENTS_PER_STEP
-    at = 0
-    for stamp, segment in segments(raw) if raw.framing else ():
-        if between and pattern is not None and pattern.fits(segment):
-            times.append(stamp)
-            pattern.fitting += 1
-            until_break -= 1
-            if until_break == 0:
-                until_break = EVENTS_PER_STEP
-                yield
-            continue
-        if pattern is not None:
-            pattern.told(stream)
-        alone = between
-        found = cutter.feed(segment)
-        between = cutter.between
+    stamps, pieces = _body_pieces(raw) if raw.framing else (array("q"), [])
+    here, count, hard = 0, len(pieces), 0
+    while here < count:
+        alone = cutter.between
+        if pattern is not None and alone:
+            until = pattern.fits_until(pieces, here, min(here + EVENTS_PER_STEP, count))
+            if until > here:
+                times.extend(stamps[here:until])
+                kinds.append(pattern.kind * (until - here))
+                stream.events += until - here
+                if until - here == EVENTS_PER_STEP:
+                    yield
+                here = until
+                continue
+        found, stamp = cutter.feed(pieces[here]), stamps[here]
+        here += 1
         for data in found:
-            at += 1
+            hard += 1
             stream.events += 1
-            if at % HARD_EVENTS_PER_STEP == 0:
+            if hard % HARD_EVENTS_PER_STEP == 0:
                 yield
             plain = None if keep_text else _plain(data)
             if plain is None:
@@ -206,9 +215,7 @@ def read_in_steps(raw: RawResponse, *, keep_text: bool = False) -> Generator[Non
             times.append(stamp)
             kinds.append(_kind(plain))
             if alone and len(found) == 1:
-                pattern = _Pattern.of(segment, data, plain, chunked=chunked)
-    if pattern is not None:
-        pattern.told(stream)
+                pattern = _Pattern.of(pieces[here - 1], data, plain, chunked=chunked)
     if raw.complete and raw.framing and raw.stamps:
         for data in cutter.finish():
             stream.events += 1
