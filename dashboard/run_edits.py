@@ -10,6 +10,7 @@ from django.db import transaction
 
 from dashboard import permissions, run_summaries
 from dashboard.models import AuditEntry, BenchmarkRun, Service
+from ops.benchmark.comparing.readings import finite
 from ops.jobs.errors import BadInput
 
 LABEL_LENGTH, NOTES_LENGTH, TAG_LENGTH, TAGS_MOST = 120, 4000, 40, 20
@@ -56,5 +57,5 @@ def set_target(service: Service, user: User, target: tuple[float, float] | None)
 def target(service: Service) -> list[float]:
     """[low, high] as set here, else as the service's record says; [] where nobody has said one."""
     told = service.target_tok_s if isinstance(service.target_tok_s, list) and service.target_tok_s else (service.record or {}).get("target_tok_s")
-    numbers = [float(one) for one in told if isinstance(one, int | float) and not isinstance(one, bool)] if isinstance(told, list) else []
+    numbers = [found for one in told if (found := finite(one)) is not None] if isinstance(told, list) else []
     return numbers if len(numbers) == 2 else []
