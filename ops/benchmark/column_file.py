@@ -56,6 +56,16 @@ _COLUMNS: dict[str, tuple[str, Callable[[RequestRecord, int], int | None]]] = {
 def write(path: Path, records: Sequence[RequestRecord], *, t0: int, head: dict[str, Any]) -> Path:
     """Writes the level's requests, times from `t0`; the file appears whole or not at all. `head`: what `level.json` says besides."""
     part = path.with_suffix(".part")
+    try:
+        _write(part, records, t0, head)
+        part.replace(path)
+    except OSError:  # a full disk: what is there of it only takes room
+        part.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _write(part: Path, records: Sequence[RequestRecord], t0: int, head: dict[str, Any]) -> None:
     with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=5) as file:
         for name, (descr, value) in _COLUMNS.items():
             _member(file, name, descr, len(records), [array(_CODES[descr], (_whole(value(record, t0), descr) for record in records))])
@@ -77,8 +87,6 @@ def write(path: Path, records: Sequence[RequestRecord], *, t0: int, head: dict[s
         errors = {str(place): record.error for place, record in enumerate(records) if record.error}
         told = {"schema": SCHEMA, **head, "clock": "CLOCK_MONOTONIC", "unit": "ns", **words, "errors": errors}
         file.writestr("level.json", json.dumps(told))
-    part.replace(path)
-    return path
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[RequestRecord]]:

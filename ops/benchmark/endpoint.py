@@ -52,6 +52,10 @@ def normalise(url: str) -> str:
         raise BadInput("The address holds a user name or password", hint="Give an API key through an environment variable: --api-key-env NAME")
     if parts.query or parts.fragment:
         raise BadInput(f"`{url[:200]}` has a query or fragment", hint="Write it as http://127.0.0.1:8000")
+    try:
+        parts.hostname.encode("idna")
+    except UnicodeError as error:  # an empty label, one of more than 63 characters
+        raise BadInput(f"`{url[:200]}` has no valid host name", why=str(error)) from error
     path = parts.path.rstrip("/")
     if path.endswith("/v1/completions"):
         raise BadInput(f"`{url[:200]}` is the completions endpoint; Roundhouse measures chat completions unless told otherwise",

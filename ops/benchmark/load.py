@@ -568,6 +568,8 @@ async def warm_up(client: ChatClient, settings: SweepSettings, plan: LevelPlan, 
         until = perf_counter_ns() + int(pause * S)
         while perf_counter_ns() < until and not cancel():
             await asyncio.sleep(min(POLL_S, max(0.0, (until - perf_counter_ns()) / S)))
+    if cancel():
+        return WarmUp(None, len(outcome.records))
     if failed and not good:
         raise every_request_failed(settings, failed, f"in the warm-up of {plan.name}")
     if outcome.stopped == "time" and not good:  # the level would only wait as long for the same

@@ -145,6 +145,10 @@ def store_result(folder: Path, result: SweepResult) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "result.json"
     part = folder / "result.part"
-    part.write_text(json.dumps(result.as_dict(), indent=1) + "\n")
-    part.replace(path)
+    try:
+        part.write_text(json.dumps(result.as_dict(), indent=1) + "\n")
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
     return path

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -44,9 +45,9 @@ def run(settings: SweepSettings, *, emit: Reporter, cancel: Callable[[], bool] =
 
     `emit` gets the sweep.* events of ops/jobs/events.py. `gpus` reads the service's GPUs (ops/benchmark/beside.py; it may block). With
     `runs_folder` every request is stored under `<runs_folder>/<run id>/`. Raises BadInput for settings beyond the limits and a wrong model,
-    OpsError for a server that does not answer, is not an OpenAI-compatible one, contradicts the record on practice, or fails every request at
-    the start. This is one sweep whatever `settings.repeats` says: `group`, `group_index` and `repeats` are what ops/benchmark/repeats.py calls
-    it with.
+    OpsError for a folder that takes no file, a server that does not answer, is not an OpenAI-compatible one, contradicts the record on practice,
+    or fails every request at the start. This is one sweep whatever `settings.repeats` says: `group`, `group_index` and `repeats` are what
+    ops/benchmark/repeats.py calls it with.
     """
     settings.check()
     prompts = read_file(Path(settings.prompt_file), settings.seed) if settings.prompt_source == "file" else None
@@ -56,8 +57,11 @@ def run(settings: SweepSettings, *, emit: Reporter, cancel: Callable[[], bool] =
     require_model(endpoint, settings.model)
     settings = replace(settings, practice=require_practice(endpoint, settings.practice))
     _require_context(endpoint, settings)
+    run_id = run_id or str(uuid.uuid4())
+    if runs_folder is not None:
+        _require_folder(runs_folder / run_id)
     part = Part(group, group_index, repeats) if group is not None else None
-    sweep = _Sweep(settings, endpoint, emit, cancel, runs_folder, fingerprint or {}, gpus, api_key, run_id or str(uuid.uuid4()), prompts, part)
+    sweep = _Sweep(settings, endpoint, emit, cancel, runs_folder, fingerprint or {}, gpus, api_key, run_id, prompts, part)
     try:
         with asyncio.Runner(loop_factory=_loop_factory(settings.base_url)) as runner:
             return runner.run(sweep.run())
@@ -96,6 +100,18 @@ def _require_context(endpoint: Endpoint, settings: SweepSettings) -> None:
         raise BadInput(f"{both} not fit into the context of `{settings.model}` ({context} tokens)", hint="Ask for fewer: --max-tokens")
 
 
+def _require_folder(folder: Path) -> None:
+    """Made before any load is sent. Raises OpsError where nothing can be stored there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x")
+            file.flush()
+    except OSError as error:
+        raise OpsError(f"Nothing can be stored in {folder.parent}", why=error.strerror or str(error), kind="not_stored",
+                       hint="Give a folder that can be written, on a disk that is not full") from error
+
+
 def asked_of_level(settings: SweepSettings) -> dict[str, Any]:
     """What of the settings makes a level comparable, as the level itself carries it."""
     synthetic = settings.prompt_source == "synthetic"
@@ -123,6 +139,7 @@ class _Sweep:
         self.base_tok_s: float | None = None
         self.warnings: list[str] = []
         self.length: PromptLength | None = None
+        self.unstored = False
 
     async def run(self) -> SweepResult:
         settings = self.settings
@@ -161,8 +178,7 @@ class _Sweep:
             endpoint=self.endpoint.as_dict(), fingerprint=self.fingerprint, warnings=self.warnings,
             sweep_key=self.sweep_key, **(self.part.as_dict() if self.part else {}),
         )
-        if self.folder is not None:
-            store_result(self.folder, result)
+        self._store(lambda folder: store_result(folder, result))
         self.emit(EventType.SWEEP_FINISHED, {"run_id": self.run_id, "result": result.without_detail()})
         if failure is not None and not any(level["finished"] for level in self.levels):
             raise failure  # nothing was measured: the error says it all
@@ -172,6 +188,8 @@ class _Sweep:
         """Warm-up and load of one level. "" if it ran to its end or its time limit, "cancelled", or the reason to stop the sweep."""
         settings = self.settings
         warm = await warm_up(self.client, settings, plan, cancel=self.cancel, prompts=self.prompts)
+        if self.cancel():
+            return "cancelled"
         named = {"run_id": self.run_id, **plan.as_dict()}
         self.emit(EventType.LEVEL_STARTED, {**named, "requests": plan.requests, "started_at": time.time()})
 
@@ -239,9 +257,19 @@ class _Sweep:
                  "started_at": outcome.started_at, "max_tokens_proposed": self._more_tokens(metrics), "detail": detail}
         self.levels.append(level)
         self._warn(outcome.plan.name.capitalize(), outcome, metrics, level)
-        if self.folder is not None:
-            store_level(self.folder, outcome, self.settings.seed)
+        self._store(lambda folder: store_level(folder, outcome, self.settings.seed))
         self.emit(EventType.LEVEL_FINISHED, {"run_id": self.run_id, "metrics": level})
+
+    def _store(self, write: Callable[[Path], Any]) -> None:
+        """Writes into the run's folder. A disk that does not take it costs the file, not the numbers: it is told."""
+        if self.folder is None:
+            return
+        try:
+            write(self.folder)
+        except OSError as error:
+            if not self.unstored:
+                self.warnings.append(f"Not all of this run is stored in {self.folder}: {error.strerror or error}")
+            self.unstored = True
 
     def _more_tokens(self, metrics: LevelMetrics) -> int | None:
         """Output tokens that a level which ended while it was reasoning should get: four times as many, as far as the context goes."""

@@ -45,7 +45,7 @@ def whole_numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a list of whole numbers such as 1,8,32") from error
+        raise argparse.ArgumentTypeError(f"`{text[:80]}` is not a list of whole numbers such as 1,8,32") from error
 
 
 def _api_key(arguments: argparse.Namespace) -> str:
@@ -61,7 +61,7 @@ def numbers(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a list of numbers such as 0.5,1,2") from error
+        raise argparse.ArgumentTypeError(f"`{text[:80]}` is not a list of numbers such as 0.5,1,2") from error
 
 
 def objective(text: str) -> tuple[str, float]:
@@ -199,7 +199,7 @@ def _print_results(arguments: argparse.Namespace, results: list[SweepResult], fo
         if len(results) > 1:
             print(f"{'' if number == 1 else chr(10)}run {number} of {len(results)}")
         _print_sweep(result)
-        if folder is not None:
+        if folder is not None and (folder / result.run_id / "result.json").is_file():
             print(f"stored in {folder / result.run_id}")
     if compared is not None:
         from ops.benchmark.comparing import exports

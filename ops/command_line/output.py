@@ -120,7 +120,7 @@ def size(count: int | None) -> str:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Within it the first Ctrl-C only makes the given callable true, so that partial results are kept; the second one ends at once."""
+    """Within it the first Ctrl-C (or SIGTERM) only makes the given callable true, so that partial results are kept; the second one ends at once."""
     pressed = False
 
     def on_interrupt(number: int, frame: Any) -> None:
@@ -129,11 +129,12 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         pressed = True
 
-    before = signal.signal(signal.SIGINT, on_interrupt)
+    before = {number: signal.signal(number, on_interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: pressed
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def read_end(name: str) -> bytes:

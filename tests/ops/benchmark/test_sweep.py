@@ -477,6 +477,32 @@ def test_a_cancel_ends_the_search_for_a_length_on_a_server_that_does_not_answer(
     assert result.state == "cancelled" and len([path for path, _ in server.requests if path.endswith("completions")]) == 1
 
 
+def test_a_disk_that_takes_no_more_costs_files_and_no_numbers(tmp_path: Path) -> None:
+    def full(type: str, data: dict[str, Any]) -> None:
+        if type == "sweep.level_started":
+            (tmp_path / data["run_id"] / "c1.part").mkdir()  # so that the level's file cannot be written
+
+    with scripted(lambda n, body: good_stream(2)) as server:
+        asked = presets.settings("custom", base_url=server.url, model="m", max_tokens=2, concurrencies=[1], requests=[3])
+        result = sweep.run(asked, emit=full, runs_folder=tmp_path)
+        with pytest.raises(OpsError, match="Nothing can be stored"):
+            sweep.run(asked, emit=full, runs_folder=Path("/dev/full"))
+    assert result.state == "done" and result.levels[0]["finished"] == 3 and any("Not all of this run is stored" in text for text in result.warnings)
+    assert (tmp_path / result.run_id / "result.json").is_file()
+
+
+def test_a_cancel_in_the_warm_up_is_no_failure_and_no_level() -> None:
+    pressed = threading.Event()
+
+    def chat(number: int, body: dict[str, Any]) -> Any:
+        pressed.set()
+        return [response(429, {"error": "later"}, extra="retry-after: 60\r\n")]
+
+    with scripted(chat) as server:
+        result = measure(server.url, model="m", cancel=pressed.is_set)
+    assert result.state == "cancelled" and result.levels == []
+
+
 def test_prompts_and_answers_that_do_not_fit_together_are_refused_before_any_load() -> None:
     with scripted(lambda n, body: good_stream(2)) as server, pytest.raises(BadInput, match="do not fit into the context"):
         measure(server.url, model="m", max_tokens=2000, prompt_tokens=2100)

@@ -62,12 +62,13 @@ def test_bench_takes_prompts_of_a_file_and_refuses_one_without_any(url: str, tmp
     assert error_of("bench", "--url", url, "--prompts", str(tmp_path / "empty.jsonl"), code=2)["what"].endswith("holds no prompt")
 
 
-def test_ctrl_c_keeps_the_partial_result(url: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=["ctrl-c", "terminate"])
+def test_ctrl_c_keeps_the_partial_result(url: str, number: signal.Signals) -> None:
     process = subprocess.Popen([sys.executable, "-m", "ops", "bench", "--url", url, "--concurrency", "1,4", "--max-tokens", "20",
                                 "--requests", "300", "--json"],
                                cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     time.sleep(4)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=30)
     result = json.loads(out)
     assert process.returncode == 130 and "Traceback" not in err
