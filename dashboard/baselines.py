@@ -23,7 +23,6 @@ from ops.jobs.errors import BadInput
 
 SNAPSHOT_BYTES = 120 * 1024  # of a job's params, which hold at most 256 KiB
 SIDE_MOST = 12  # runs of one side
-OWN = "roundhouse"
 # Of a level: what a ratio is taken of, what makes levels comparable, and what stands in the way
 _LEVEL = frozenset(METRICS) | frozenset(TITLES) | {
     "load", "value", "concurrency", "state", "requests", "sent", "finished", "errors", "error_rate", "errors_by_kind", "marks", "prompt_words",
@@ -40,7 +39,7 @@ def pin(run: BenchmarkRun, user: User) -> Service:
     service = run.service
     if service is None:
         raise BadInput("This run is of no service, so it is nobody's baseline", why="Its service is not known to this console any more, or never was")
-    if run.origin != OWN:
+    if run.origin != readings.OURS:
         raise BadInput("A run of another tool cannot be a baseline", why="Each tool counts in its own way: no verdict is given between two",
                        hint="Sweep the service here, and pin that run")
     if run.state != "done":

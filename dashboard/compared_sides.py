@@ -14,7 +14,9 @@ from urllib.parse import urlencode
 from django.db.models import Prefetch
 from django.urls import reverse
 
+from dashboard import practice_reference
 from dashboard.models import BenchmarkLevel, BenchmarkRun
+from ops.benchmark.comparing.readings import OURS
 from ops.jobs.errors import BadInput
 
 MAX_SIDES = 8
@@ -22,7 +24,6 @@ MAX_RUNS = 64
 NAMES = "ABCDEFGH"
 COLOURS = ("series-base", "series-1", "series-2", "series-3", "series-4", "series-5", "series-6", "series-7")
 MARKERS = ("square", "circle", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
-REFERENCE = "practice-reference"
 
 
 @dataclass
@@ -39,7 +40,7 @@ class Chosen:
 
     @property
     def imported(self) -> bool:
-        return self.runs[0].origin != "roundhouse"
+        return self.runs[0].origin != OURS
 
     @property
     def practice(self) -> bool:
@@ -52,7 +53,7 @@ class Chosen:
 
 def is_practice(run: BenchmarkRun) -> bool:
     """Its numbers are the practice box's, or the published figures that only these may be held against."""
-    return run.practice or run.origin == REFERENCE
+    return run.practice or run.origin == practice_reference.ORIGIN
 
 
 def read_ids(values: Iterable[str]) -> list[list[uuid.UUID]]:

@@ -14,10 +14,10 @@ from typing import Any
 from django.urls import reverse
 
 from dashboard import comparison_words as words
-from dashboard import noise_floors
+from dashboard import noise_floors, practice_reference
 from dashboard.charts import level_key as short_name
 from dashboard.charts import level_name
-from dashboard.compared_sides import COLOURS, MARKERS, REFERENCE, Chosen, address
+from dashboard.compared_sides import COLOURS, MARKERS, Chosen, address
 from dashboard.comparison_words import MOST, VERDICTS, Verdicts, shown, signed
 from dashboard.models import BenchmarkLevel
 from dashboard.run_documents import document
@@ -258,8 +258,9 @@ def described(side: Chosen, sides: Sequence[Chosen], points: Sequence[Mapping[st
     return {
         "name": side.name, "key": {"color": COLOURS[n], "marker": MARKERS[n], "imported": side.imported}, "run": run, "runs": side.runs,
         "count": len(side.runs), "label": run.label or run.service_name or run.endpoint, "model": run.model,
-        "release": short_release(run.release) or str(version(run.vllm_version)), "imported": side.imported, "reference": run.origin == REFERENCE,
-        "tool": f"{run.tool} {run.tool_version}".strip(), "first": _at(points, ends[:1]), "last": _at(points, ends[1:]),
+        "release": short_release(run.release) or str(version(run.vllm_version)), "imported": side.imported,
+        "reference": run.origin == practice_reference.ORIGIN, "tool": f"{run.tool} {run.tool_version}".strip(),
+        "first": _at(points, ends[:1]), "last": _at(points, ends[1:]),
         "summary": words.summary(n, verdicts, load, blocked) if n else None, "baseline": n == 0,
         "without": address(others, **choice.kept()) if len(sides) > 2 else "", "as_baseline": address([side, *others], **choice.kept()) if n else "",
         "decide": None if blocked else more_runs(side, verdicts), "running": any(one.state == "running" for one in side.runs),

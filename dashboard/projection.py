@@ -25,6 +25,7 @@ from django.db.models.functions import Greatest
 
 from dashboard import noise_floors, run_summaries
 from dashboard.models import BenchmarkLevel, BenchmarkRun, Job, JobLock, JobStep, LockFence, ShelvedPatch
+from dashboard.run_documents import LEVEL_COLUMNS
 from ops.jobs.claim import ON_KEPT, REPAIRS
 from ops.jobs.events import FINAL_STATES, LOCKING_STATES, Event, EventType, JobState
 
@@ -45,7 +46,6 @@ CHANGES = ("changed", "extra", "missing")
 LARGEST = 1e300
 COUNT_MOST = 2**31 - 1  # of the columns that count
 SET_AT_THE_END = ("scaling_x", "scaling_efficiency")  # of levels that ran before the one that they are held against
-LEVEL_COLUMNS = ("output_tok_s", "e2e_mean_s", "e2e_p50_s", "e2e_p99_s", "ttft_p50_ms", "tpot_p50_ms")
 
 
 def when(at: float) -> datetime:

@@ -8,7 +8,8 @@ from dashboard.models import BenchmarkLevel, BenchmarkRun
 from ops.benchmark.formats.levels import blank
 from ops.benchmark.results import SCHEMA
 
-COLUMNS = ("output_tok_s", "e2e_mean_s", "e2e_p50_s", "e2e_p99_s", "ttft_p50_ms", "tpot_p50_ms")
+# Numbers of a level that lists and charts read without its metrics
+LEVEL_COLUMNS = ("output_tok_s", "e2e_mean_s", "e2e_p50_s", "e2e_p99_s", "ttft_p50_ms", "tpot_p50_ms")
 
 
 def document(run: BenchmarkRun, *, detail: bool = True) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def document(run: BenchmarkRun, *, detail: bool = True) -> dict[str, Any]:
     """
     asked = run.settings if isinstance(run.settings, dict) else {}
     inner = asked.get("settings")  # while a run goes on, its settings stand one level deeper, beside what its start said
-    levels = [_level(one, detail) for one in run.levels.all() if one.metrics or any(getattr(one, name) is not None for name in COLUMNS)]
+    levels = [_level(one, detail) for one in run.levels.all() if one.metrics or any(getattr(one, name) is not None for name in LEVEL_COLUMNS)]
     return {
         "schema": SCHEMA, "run_id": str(run.pk), "state": run.state, "reason": "", "preset": run.preset, "model": run.model,
         "base_url": run.endpoint, "practice": run.practice, "short": run.short, "started_at": run.started_at.timestamp(),
@@ -36,7 +37,7 @@ def document(run: BenchmarkRun, *, detail: bool = True) -> dict[str, Any]:
 def _level(row: BenchmarkLevel, detail: bool) -> dict[str, Any]:
     """Every field of a level; where a run is older than a field, None."""
     value = float(row.value)
-    level = blank(row.load, value) | {name: getattr(row, name) for name in COLUMNS}
+    level = blank(row.load, value) | {name: getattr(row, name) for name in LEVEL_COLUMNS}
     if row.metrics:
         level |= row.metrics
     level |= {"load": row.load, "value": value, "concurrency": row.concurrency, "state": row.state}

@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from dashboard import permissions, run_summaries
 from dashboard.models import AuditEntry, BenchmarkLevel, BenchmarkRun, ImportedFile
+from dashboard.run_documents import LEVEL_COLUMNS
 from ops.benchmark.formats import detect
 from ops.benchmark.formats.source import clean, number, shown_name, whole
 from ops.jobs.errors import BadInput
@@ -28,7 +29,6 @@ FILE_BYTES = 64 << 20  # of all files of one import together, as they come
 TOOL_SEVERAL = "several tools"
 LATEST = 4_102_444_800.0  # the year 2100: no benchmark has been run beyond it
 COUNTS = ("requests", "finished", "errors")
-COLUMNS = ("output_tok_s", "e2e_mean_s", "e2e_p50_s", "e2e_p99_s", "ttft_p50_ms", "tpot_p50_ms")
 MOST = 2**31 - 1  # of the columns that count
 
 
@@ -128,7 +128,7 @@ def _level(run: BenchmarkRun, told: dict[str, Any]) -> BenchmarkLevel:
     return BenchmarkLevel(
         run=run, load=told["load"], value=told["value"], concurrency=told["concurrency"], state=told.get("state") or "done",
         metrics={name: value for name, value in told.items() if name != "detail"}, detail=told.get("detail") or {},
-        **counts, **{name: number(told.get(name)) for name in COLUMNS})
+        **counts, **{name: number(told.get(name)) for name in LEVEL_COLUMNS})
 
 
 def _at(seconds: Any) -> datetime | None:

@@ -9,12 +9,12 @@ from typing import Any
 from dashboard.charts import level_key
 from dashboard.models import BenchmarkLevel, BenchmarkRun, Job
 from ops.benchmark.comparing import keys
+from ops.benchmark.comparing.readings import OURS
 from ops.environments import fingerprint
 
 COLUMNS = ("single_tok_s", "peak_tok_s", "peak_at", "peak_p99_s", "errors", "levels_measured", "search", "stack", "sweep_key")
 LEVELS_READ = ("run_id", "load", "value", "state", "errors", "output_tok_s", "e2e_p99_s")  # neither metrics nor detail
 SEARCH_LENGTH = 6000  # characters; notes are the only long part
-OURS = "roundhouse"
 STATES = frozenset({"running", "done", "failed", "cancelled"})
 
 

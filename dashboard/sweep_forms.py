@@ -48,7 +48,7 @@ class SweepForm(KeyedForm):
     output_mode = forms.ChoiceField(required=False, choices=[*DEFAULT, ("fixed", "fixed: always so many tokens"),
                                                              ("natural", "natural: it ends by itself")])
     max_tokens = forms.IntegerField(required=False, min_value=1, max_value=presets.MAX_TOKENS)
-    prompt_tokens = forms.IntegerField(required=False, min_value=1, max_value=presets.MAX_PROMPT_WORDS)
+    prompt_tokens = forms.IntegerField(required=False, min_value=presets.MIN_PROMPT_TOKENS, max_value=presets.MAX_PROMPT_TOKENS)
     temperature = forms.FloatField(required=False, min_value=0, max_value=2)
     reasoning = forms.ChoiceField(required=False, choices=[("", "as the server has it"), ("on", "on"), ("off", "off")])
     slo_ttft_ms = forms.FloatField(required=False, min_value=0.001, max_value=3_600_000)

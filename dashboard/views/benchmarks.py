@@ -16,12 +16,25 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from dashboard import baselines, comparisons, job_story, permissions, run_charts, run_documents, run_edits, run_forms, run_imports, run_list
+from dashboard import (
+    baselines,
+    compared_sides,
+    job_story,
+    permissions,
+    practice_reference,
+    run_charts,
+    run_documents,
+    run_edits,
+    run_forms,
+    run_imports,
+    run_list,
+)
 from dashboard.models import BenchmarkLevel, BenchmarkRun, Service
 from dashboard.run_forms import ImportForm, RunForm
 from dashboard.run_list import Chosen
 from dashboard.templatetags.roundhouse import size
 from dashboard.views import HtmxRequest, list_response, signed_in
+from ops.benchmark.comparing.readings import OURS
 from ops.benchmark.formats import exports
 from ops.jobs.errors import BadInput
 
@@ -36,7 +49,7 @@ def benchmarks(request: HtmxRequest) -> HttpResponse:
     page, rows = run_list.page(chosen, request.GET.get("page"))
     return list_response(request, "benchmarks/list.html", "benchmarks/_list.html", {
         "page": page, "rows": rows, "chosen": chosen.as_dict(), "more": chosen.more, "problems": chosen.problems, "things": "run,runs",
-        "headings": run_list.headings(chosen), "choices": run_list.choices, "ours": run_list.OURS,  # `choices` is asked for by the whole page only
+        "headings": run_list.headings(chosen), "choices": run_list.choices, "ours": OURS,  # `choices` is asked for by the whole page only
         "any": BenchmarkRun.objects.exists, "services_there": Service.objects.exists,
     })
 
@@ -53,13 +66,13 @@ def benchmark_run(request: HttpRequest, id: Any) -> HttpResponse:
     asked, not_asked = asked_settings(run)
     beside = [run_charts.beside(level) for level in levels]
     return render(request, "benchmarks/run.html", {
-        "run": run, "data": data, "twins": run_charts.twins(data), "rows": rows, "target": target, "ours": run_list.OURS,
+        "run": run, "data": data, "twins": run_charts.twins(data), "rows": rows, "target": target, "ours": OURS,
         "beside": [row for row in beside if any(value is not None for name, value in row.items() if name != "label")],
         "marks": [(mark, run_charts.MARKS.get(mark, "")) for mark in marks], "detailed": [row for row in rows if row["key"] in data["detailed"]],
         "chosen_level": _told_level(rows, data["detailed"]), "few": any(row["e2e_p99"] is None and row["finished"] for row in rows),
         "several_tokens": any((row["tokens_per_chunk"] or 1) > 1.02 for row in rows), "fingerprint": fingerprint_groups(run.fingerprint or {}),
         "asked": asked, "not_asked": not_asked, "baseline": baseline, "is_baseline": baseline is not None and baseline.pk == run.pk,
-        "can_pin": run.service is not None and run.origin == baselines.OWN and run.state == "done",
+        "can_pin": run.service is not None and run.origin == OURS and run.state == "done",
         "against": _against(run, baseline), "repeats": _repeats(run),
         "has": {name: any(row[of] is not None for row in data["points"] for of in numbers) for name, numbers in HAS.items()},
         "queued": any(max(row["queue_p50"] or 0, row["queue_p99"] or 0) > 1 for row in rows), **_notes(data),
@@ -99,13 +112,13 @@ def _against(run: BenchmarkRun, baseline: BenchmarkRun | None) -> dict[str, Any]
         other, words = baseline, "the baseline"
     elif (before := job_story.newest_run_before(run)) is not None:
         other, words = before, "the run before"
-    elif run.practice and (reference := BenchmarkRun.objects.filter(origin="practice-reference").exclude(pk=run.pk).first()) is not None:
+    elif run.practice and (reference := BenchmarkRun.objects.filter(origin=practice_reference.ORIGIN).exclude(pk=run.pk).first()) is not None:
         other, words = reference, "the published figures"
     else:
         return None
     together = run.group is not None and run.group == other.group
     sides = [[one] if together else [r for r in _repeats(one) if r.state == "done"] or [one] for one in (other, run)]
-    return {"words": words, "url": comparisons.address([comparisons.Chosen(name, runs) for name, runs in zip("AB", sides, strict=True)])}
+    return {"words": words, "url": compared_sides.address([compared_sides.Chosen(name, runs) for name, runs in zip("AB", sides, strict=True)])}
 
 
 def _repeats(run: BenchmarkRun) -> list[BenchmarkRun]:

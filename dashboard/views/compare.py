@@ -11,7 +11,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
-from dashboard import compared_sides, comparisons
+from dashboard import compared_sides, comparisons, practice_reference
 from dashboard.compared_sides import Chosen
 from dashboard.comparisons import Choice
 from dashboard.models import BenchmarkRun
@@ -78,7 +78,7 @@ def _measured() -> Any:
 def _first_pairs(runs: Sequence[BenchmarkRun]) -> list[dict[str, str]]:
     """Comparisons that are one click away: the newest practice run beside the published figures, the two newest runs of a service."""
     pairs = []
-    reference = _measured().filter(origin=compared_sides.REFERENCE).first()
+    reference = _measured().filter(origin=practice_reference.ORIGIN).first()
     practice = next((run for run in runs if run.practice and run.origin == "roundhouse"), None)
     if reference and practice:
         pairs.append({"title": f"The newest practice run of {practice.service_name or practice.model} beside the published figures",

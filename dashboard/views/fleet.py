@@ -11,10 +11,11 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 from redis.exceptions import RedisError
 
-from dashboard import baselines, charts, from_a_node, job_story, redis_clients, service_story
+from dashboard import charts, from_a_node, job_story, redis_clients, run_edits, service_story
 from dashboard.forms import channels_for
 from dashboard.models import BenchmarkRun, Job, Node, Service
 from dashboard.templatetags.roundhouse import as_datetime
+from ops.benchmark.comparing.readings import OURS
 from ops.jobs.errors import OpsError
 from ops.jobs.events import JobState
 
@@ -266,7 +267,7 @@ def service_card(service: Service) -> dict[str, Any]:
         "address": str(record.get("base_url") or "").split("//", 1)[-1], "can_start": service.state in ("stopped", "failed"),
         "can_redeploy": bool(channels_for(service)),
         "href": reverse("service", args=[service.node.name, service.name]),
-        "target": "–".join(f"{value:g}" for value in record.get("target_tok_s") or []),
+        "target": "–".join(f"{value:g}" for value in run_edits.target(service)),
     }
 
 
@@ -359,7 +360,7 @@ def _facts(cards: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     silent = sum(1 for card in cards if card["silent"])
     healthy = sum(1 for s in services if s.state == "healthy")
     others = [f"{n} {word}" for word in ("starting", "stopped", "failed", "unknown") if (n := sum(1 for s in services if s.state == word))]
-    run = BenchmarkRun.objects.filter(state="done", origin=baselines.OWN).select_related("service").prefetch_related("levels").first()
+    run = BenchmarkRun.objects.filter(state="done", origin=OURS).select_related("service").prefetch_related("levels").first()
     single = next((lv for lv in run.levels.all() if lv.concurrency == 1 and lv.output_tok_s is not None), None) if run else None
     return [
         {"term": "Nodes", "value": len(cards), "small": "all online" if not silent else f"{silent} silent", "tone": "warn" if silent else ""},
