@@ -216,6 +216,7 @@ class Point:
     finished_at: float | None = None
     state: str = "done"
     base_url: str = ""
+    practice: bool = False  # of an export of ours
 
 
 def documents(points: Sequence[Point], *, tool: str, notes: Notes, raw: bytes, tool_version: str = "") -> list[dict[str, Any]]:
@@ -270,7 +271,8 @@ def _document(run: list[Point], run_id: str, tool: str, tool_version: str, notes
     spent = [seconds for level in levels if (seconds := level["whole_s"]) is not None]
     result = SweepResult(
         run_id=run_id, state="cancelled" if any(point.state == "cancelled" for point in run) else "done", reason="", preset="imported",
-        model=run[0].model, base_url=run[0].base_url, practice=False, short=any("short" in level["marks"] for level in levels),
+        model=run[0].model, base_url=run[0].base_url, practice=any(point.practice for point in run),
+        short=any("short" in level["marks"] for level in levels),
         started_at=started or 0.0, finished_at=ended or 0.0, duration_s=sum(spent), levels=levels, settings=settings, endpoint={},
         warnings=told, origin="imported", tool=tool, tool_version=tool_version, sweep_key=_sweep_key(settings), group=group, group_index=index,
         repeats=repeats, label=run[0].label)

@@ -21,6 +21,8 @@ TOOL = "vllm bench serve"
 ROLE_GAP_S = 0.001  # a first gap below it is the role-only event's
 LISTS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "latencies", "queue_times", "generated_texts", "errors", "start_timestamps",
          "concurrent_requests_per_s", "output_tokens_per_s", "rps_change_events", "spec_decode_per_position_acceptance_rates")
+OUR_KEYS = frozenset({  # what exports.to_vllm_bench adds
+    "measured_by", "run_id", "steady_output_throughput", "steady_request_goodput", "gpu_count", "max_tokens", "output_mode", "practice"})
 KNOWN = frozenset({
     *LISTS, "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate", "burstiness",
     "max_concurrency", "duration", "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput",
@@ -77,7 +79,8 @@ def point(value: dict[str, Any], notes: Notes) -> Point:
     settings = {"endpoint_kind": level["endpoint_kind"], "max_in_flight": told.count("max_concurrency") if level["load"] == "open" else None,
                 "gpu_count": level["gpu_count"], "metadata": extra or None}
     return Point(level, model=told.text("model_id", 300), kind={"endpoint": level["endpoint_kind"], "load": level["load"], "extra": extra},
-                 settings=settings, label=label, started_at=started, finished_at=finished)
+                 settings=settings, label=label, started_at=started, finished_at=finished,
+                 practice="measured_by" in told and told.text("practice", 8) == "yes")
 
 
 def load_of(told: Fields) -> tuple[str, float]:
@@ -127,10 +130,11 @@ def number_of(value: Any) -> Any:
 
 
 def metadata(value: dict[str, Any]) -> dict[str, str]:
-    """Keys that are not the tool's own: `--metadata`, and what a sweep varied. At most 20, as text."""
+    """Keys that are not the tool's own: `--metadata`, and what a sweep varied. At most 20, as text. Those that our export adds are none."""
     found: dict[str, str] = {}
+    known = KNOWN | OUR_KEYS if "measured_by" in value else KNOWN
     for name, one in value.items():
-        if name in KNOWN or _SUMMARY.match(name) or _DERIVED.match(name) or one is None or isinstance(one, dict | list) or len(found) >= 20:
+        if name in known or _SUMMARY.match(name) or _DERIVED.match(name) or one is None or isinstance(one, dict | list) or len(found) >= 20:
             continue
         found[clean(name, 60)] = clean(one, 100) if isinstance(one, str) else str(one)[:40]
     return found

@@ -100,6 +100,13 @@ def test_the_schema_of_vllm_bench_serve_says_what_that_tool_would(own: dict[str,
     assert set(theirs) - set(told) <= {"tensor_parallel_size", "max_output_tokens_per_s", "max_concurrent_requests", "rtfx"}
 
 
+def test_practice_stays_practice_through_the_schema_of_vllm_and_levels_stay_together(own: dict[str, Any]) -> None:
+    levels = [own["levels"][0] | {"value": c, "steady_output_tok_s": 10.0 * c} for c in (4, 8)]
+    lines = "".join(json.dumps(exports.to_vllm_bench(own | {"practice": True}, level, records())) + "\n" for level in levels)
+    [document] = detect.read("mine.jsonl", lines.encode())
+    assert document["practice"] is True and len(document["levels"]) == 2 and "steady_output_throughput" not in document["label"]
+
+
 def test_what_was_written_for_vllm_is_read_again(own: dict[str, Any]) -> None:
     lines = "".join(json.dumps(exports.to_vllm_bench(own, own["levels"][0] | {"value": c}, records())) + "\n" for c in (4, 8))
     [document] = detect.read("x.json", lines.encode())
