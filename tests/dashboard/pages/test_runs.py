@@ -259,7 +259,7 @@ def test_a_target_is_set_and_given_back_to_the_record(member: Client, story: fac
     member.post(address, {"low": "45", "high": "60"})
     assert Service.objects.get().target_tok_s == [45.0, 60.0]
     story.measured()
-    assert "Target 45–60 tok/s" in text(member.get(SERVICE))
+    assert "Target 45–60 tok/s" in text(member.get(SERVICE)) and "45–60 tok/s, single stream" in text(member.get(SERVICE))
     run = BenchmarkRun.objects.filter(origin="roundhouse").order_by("-started_at")[0]
     run.levels.filter(concurrency=1).update(output_tok_s=44.0)
     assert "target 45–60 not met" in text(member.get("/")), "not that of the record"
