@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,9 +22,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SEED = """
 import json, os, uuid, django
 django.setup()
-from django.core.management import call_command
-call_command("migrate", verbosity=0)
-from django.conf import settings
 from django.contrib.auth.models import User
 from django.contrib.auth import SESSION_KEY, BACKEND_SESSION_KEY, HASH_SESSION_KEY
 from django.contrib.sessions.backends.db import SessionStore
@@ -39,6 +39,37 @@ for index in range(int(os.environ["USERS"])):
 jobs = [str(Job.objects.create(type="redeploy", node=node, service=service, number=number).pk) for number in range(1, 4)]
 print(json.dumps({"sessions": sessions, "jobs": jobs}))
 """
+
+
+FILL = """
+import django
+django.setup()
+from pathlib import Path
+from django.conf import settings
+from django.core.management import call_command
+from dashboard.launcher.start import static_fingerprint
+call_command("migrate", interactive=False, verbosity=0)
+call_command("collectstatic", interactive=False, verbosity=0)
+(Path(settings.STATIC_ROOT) / ".roundhouse-collected").write_text(static_fingerprint())
+"""
+
+
+def fill_state(state: Path) -> None:
+    """Gives a new state folder an empty database of the newest schema, and static files: what every start would make anew, made once for all the
+    consoles of a run. What makes them is what a launcher calls; tests of launchers begin without."""
+    made = Path(tempfile.gettempdir()) / "filled-state"
+    with made.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the workers of a run share the folder for temporary files
+        if not made.exists():
+            making = Path(tempfile.mkdtemp(prefix="filling-"))
+            cleaned = {name: value for name, value in os.environ.items() if not name.startswith(("ROUNDHOUSE_", "DJANGO_"))}
+            done = subprocess.run([sys.executable, "-c", FILL], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False,
+                                  env={**cleaned, "ROUNDHOUSE_STATE": str(making), "DJANGO_SETTINGS_MODULE": "dashboard.settings"})
+            assert done.returncode == 0, done.stderr
+            making.rename(made)
+    state.mkdir(parents=True, exist_ok=True)
+    shutil.copy(made / "db.sqlite3", state)
+    shutil.copytree(made / "static", state / "static", copy_function=os.link)
 
 
 def wait_until(what: Callable[[], Any], seconds: float = 30) -> Any:
@@ -59,6 +90,7 @@ class RealConsole:
         cleaned = {name: value for name, value in os.environ.items() if not name.startswith(("ROUNDHOUSE_", "DJANGO_"))}
         self.environment = {**cleaned, "ROUNDHOUSE_STATE": str(state), "ROUNDHOUSE_REDIS_URL": redis_url, "PYTHONUNBUFFERED": "1",
                             "DJANGO_SETTINGS_MODULE": "dashboard.settings", **settings}
+        fill_state(state)
         done = subprocess.run([sys.executable, "-c", SEED], cwd=REPOSITORY, env={**self.environment, "USERS": str(users)}, capture_output=True,
                               text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr

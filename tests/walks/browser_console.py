@@ -20,31 +20,39 @@ from typing import Any
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from dashboard.embedded_redis import EmbeddedRedis
-from tests.dashboard.real_console import REPOSITORY, wait_until
+from tests.dashboard.real_console import REPOSITORY, fill_state, wait_until
 
 ARGS = ["--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-gpu"]
 SEED = """
-import json, sys, django
+import json, os, sys, django
 django.setup()
 from django.core.management import call_command
-call_command("flush", verbosity=0, interactive=False)
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.auth.models import User
 from django.contrib.sessions.backends.db import SessionStore
-from tests.dashboard.pages import factory
-user = User.objects.create_superuser("admin", password="correct horse battery")
-world = sys.argv[1]
-numbers = {}
-if world != "empty":
-    story = getattr(factory, world)()
 from dashboard.models import BenchmarkRun, Job, ShelvedPatch
-session = SessionStore()
-session[SESSION_KEY], session[BACKEND_SESSION_KEY] = str(user.pk), "django.contrib.auth.backends.ModelBackend"
-session[HASH_SESSION_KEY] = user.get_session_auth_hash()
-session.save()
-print(json.dumps({"session": session.session_key, "jobs": [[j.number, j.type, j.state, str(j.pk), j.last_seq] for j in Job.objects.all()],
-                  "runs": [str(r.pk) for r in BenchmarkRun.objects.all()],
-                  "shelf": [p.pk for p in ShelvedPatch.objects.filter(forgotten_at=None)]}))
+from tests.dashboard.pages import factory
+
+def seed(world):
+    call_command("flush", verbosity=0, interactive=False)
+    user = User.objects.create_superuser("admin", password="correct horse battery")
+    if world != "empty":
+        getattr(factory, world)()
+    session = SessionStore()
+    session[SESSION_KEY], session[BACKEND_SESSION_KEY] = str(user.pk), "django.contrib.auth.backends.ModelBackend"
+    session[HASH_SESSION_KEY] = user.get_session_auth_hash()
+    session.save()
+    print(json.dumps({"session": session.session_key, "jobs": [[j.number, j.type, j.state, str(j.pk), j.last_seq] for j in Job.objects.all()],
+                      "runs": [str(r.pk) for r in BenchmarkRun.objects.all()],
+                      "shelf": [p.pk for p in ShelvedPatch.objects.filter(forgotten_at=None)]}), flush=True)
+
+for line in sys.stdin:  # each world in a process of its own, that finds everything imported
+    if child := os.fork():
+        if os.waitpid(child, 0)[1]:
+            sys.exit(1)
+    else:
+        seed(line.strip())
+        sys.exit()
 """
 
 
@@ -56,26 +64,30 @@ class BrowserConsole:
         self.state = state
         self.environment = {**cleaned, "ROUNDHOUSE_STATE": str(state), "ROUNDHOUSE_REDIS_URL": redis_url, "PYTHONUNBUFFERED": "1",
                             "DJANGO_SETTINGS_MODULE": "dashboard.settings"}
-        for command in (["migrate", "-v0"], ["collectstatic", "--noinput", "-v0", "-i", "datasets", "-i", "widgetbundle.js", "-i", "templates"]):
-            self._run([sys.executable, "manage.py", *command])
+        fill_state(state)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.seeder: subprocess.Popen[str] | None = None
         self.seeded: dict[str, Any] = {}
 
     @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def _run(self, argv: list[str]) -> str:
-        done = subprocess.run(argv, cwd=REPOSITORY, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
     def seed(self, world: str) -> dict[str, Any]:
         """`world`: "empty", or a function of tests/dashboard/pages/factory.py. Gives the session and what there is to look at."""
-        self.seeded = json.loads(self._run([sys.executable, "-c", SEED, world]).splitlines()[-1])
+        if self.seeder is None:
+            with (self.state / "seeds.log").open("ab") as log:
+                self.seeder = subprocess.Popen([sys.executable, "-c", SEED], cwd=REPOSITORY, env=self.environment, stdin=subprocess.PIPE,
+                                               stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self.seeder.stdin and self.seeder.stdout
+        self.seeder.stdin.write(f"{world}\n")
+        self.seeder.stdin.flush()
+        said = self.seeder.stdout.readline()
+        assert said, self.log("seeds")
+        self.seeded = json.loads(said)
         return self.seeded
 
     def start_web(self) -> None:
@@ -110,6 +122,9 @@ class BrowserConsole:
     def stop(self) -> None:
         for name in list(self.processes):
             self.kill(name)
+        if self.seeder is not None:
+            self.seeder.communicate(timeout=30)  # ends with its input
+            self.seeder = None
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.dashboard.real_console import fill_state
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -33,7 +35,8 @@ def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
 
 
 class PracticeStack:
-    """A launcher in a process of its own. `speed` is the practice box's; `end` stops everything as Ctrl-C does."""
+    """A launcher in a process of its own, whose state has a database and static files already. `speed` is the practice box's; `end` stops everything
+    as Ctrl-C does."""
 
     def __init__(self, state: Path, *, speed: float, job: bool = False) -> None:
         self.state, self.speed, self.port = state, speed, free_port()
@@ -41,6 +44,7 @@ class PracticeStack:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("ROUNDHOUSE_", "DJANGO_"))}
         self.environment = {**kept, "ROUNDHOUSE_STATE": str(state), "ROUNDHOUSE_PRACTICE_SPEED": str(speed),
                             "ROUNDHOUSE_PRACTICE_PORT": str(free_port())}
+        fill_state(state)
         self.said = state.parent / f"{state.name}-said.txt"
         with self.said.open("ab") as said:
             self.process = subprocess.Popen(

@@ -65,15 +65,16 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def job(console: BrowserConsole, server: EmbeddedRedis) -> Iterator[tuple[str, Node]]:
-    """(address of a job's page, its node); web and recorder run."""
+def job(request: pytest.FixtureRequest, console: BrowserConsole, server: EmbeddedRedis) -> Iterator[tuple[str, Node]]:
+    """(address of a running job's page, its node), in the world of the parameter; web and recorder run. One web process serves all tests."""
     with redis.Redis.from_url(server.url()) as client:
         client.flushall()
-    number, _, _, job_id, seq = console.seed("building")["jobs"][0]
-    console.start_web()
+    number, _, _, job_id, seq = next(found for found in console.seed(getattr(request, "param", "building"))["jobs"] if found[2] == "running")
+    if "web" not in console.processes:
+        console.start_web()
     console.start_recorder()
     yield f"{console.address}/jobs/{number}/", Node(server, job_id, seq)
-    console.stop()
+    console.kill("recorder")
 
 
 def live(page: Page, address: str) -> None:
@@ -223,10 +224,9 @@ def test_a_sweep_grows_on_the_page(console: BrowserConsole, browser: Browser, jo
         assert not said
 
 
-def test_a_second_of_a_sweep_changes_the_page_in_place(console: BrowserConsole, browser: Browser, job: tuple[str, Node],
-                                                       server: EmbeddedRedis) -> None:
-    number, _, _, job_id, seq = next(found for found in console.seed("full")["jobs"] if found[2] == "running")
-    node = Node(server, job_id, seq)
+@pytest.mark.parametrize("job", ["full"], indirect=True)
+def test_a_second_of_a_sweep_changes_the_page_in_place(console: BrowserConsole, browser: Browser, job: tuple[str, Node]) -> None:
+    address, node = job
 
     def second(n: int, **more: Any) -> None:
         node.say(EventType.LEVEL_SECOND, load="closed", value=32.0, concurrency=32, second=n, output_tok_s=680.0 + n % 7, in_flight=32, finished=n,
@@ -237,7 +237,7 @@ def test_a_second_of_a_sweep_changes_the_page_in_place(console: BrowserConsole, 
 
     words = "Object.fromEntries([...document.querySelectorAll('[data-sweep-live] [data-live]')].map(e => [e.dataset.live, e.textContent]))"
     with visit(browser, console) as (page, said):
-        live(page, f"{console.address}/jobs/{number}/")
+        live(page, address)
         second(41)
         wait(page, "document.getElementById('server-live')?.data?.[0].x.at(-1) === 41")
         page.evaluate("""() => {
@@ -265,11 +265,11 @@ def test_a_second_of_a_sweep_changes_the_page_in_place(console: BrowserConsole, 
         assert not said
 
 
-def test_errors_of_a_sweep_are_counted_each_second(console: BrowserConsole, browser: Browser, job: tuple[str, Node], server: EmbeddedRedis) -> None:
-    number, _, _, job_id, seq = next(found for found in console.seed("full")["jobs"] if found[2] == "running")
-    node = Node(server, job_id, seq)
+@pytest.mark.parametrize("job", ["full"], indirect=True)
+def test_errors_of_a_sweep_are_counted_each_second(console: BrowserConsole, browser: Browser, job: tuple[str, Node]) -> None:
+    address, node = job
     with visit(browser, console) as (page, said):
-        live(page, f"{console.address}/jobs/{number}/")
+        live(page, address)
         before = int(page.get_attribute("[data-fact=errors]", "data-ended") or "")
         concurrency = int(page.get_attribute("tr.selected[data-level]", "data-level") or "")
         for second in (91, 92):
