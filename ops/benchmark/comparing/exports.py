@@ -8,18 +8,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ops.benchmark import harmless
 from ops.benchmark.comparing.sides import Comparison
 from ops.benchmark.comparing.verdicts import percent
 
 CSV_HEAD = ("load", "value", "metric", "unit", "side", "baseline", "runs", "mean", "low", "high", "ratio_to_baseline", "ratio_low", "ratio_high",
             "verdict", "note", "p", "p_holm", "more_runs", "noise_floor", "noise_floor_from", "minimum_effect", "requests", "errors",
             "withheld", "marks", "practice")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~])")
 
 
 def to_json(comparison: Comparison) -> str:
@@ -44,18 +42,11 @@ def _rows(told: Mapping[str, Any]) -> Iterator[list[Any]]:
                     continue
                 value = has["values"][metric["name"]]
                 one = (level["verdicts"][index] or {}).get(metric["name"]) or {}
-                yield [_cell(cell) for cell in (
+                yield [harmless.cell(cell) for cell in (
                     level["load"], level["value"], metric["name"], metric["unit"], side["name"], side["baseline"], has["runs"], value["mean"],
                     value["low"], value["high"], one.get("ratio"), one.get("low"), one.get("high"), one.get("word"), one.get("note"), one.get("p"),
                     one.get("p_holm"), one.get("more_runs"), one.get("floor"), one.get("floor_from"), one.get("minimum_effect"), has["requests"],
                     has["errors"], has["withheld"], "; ".join(has["marks"]), side["practice"])]
-
-
-def _cell(value: Any) -> Any:
-    """Text that a spreadsheet would take for a formula gets an apostrophe in front; a number is one."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else "" if value is None else value
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -71,7 +62,7 @@ def to_markdown(comparison: Comparison) -> str:
                     number(side["single_tok_s"], "tok/s"), f"{number(side['peak_tok_s'], 'tok/s')} {side['peak_at'] or ''}".strip(),
                     "not reported" if side["errors"] is None else side["errors"])
               for side in sides]
-    lines += ["", *(f"- {_escape(headline['words'])}" for headline in told["headlines"] if headline is not None), ""]
+    lines += ["", *(f"- {harmless.markdown(headline['words'])}" for headline in told["headlines"] if headline is not None), ""]
     if told["key_differences"]:
         lines += ["## Not asked the same", "", _line("what", *(side["name"] for side in sides), "at"), "|" + " --- |" * (len(sides) + 2)]
         lines += [_line(row["title"], *row["values"], ", ".join(row["levels"])) for row in told["key_differences"]]
@@ -79,14 +70,15 @@ def to_markdown(comparison: Comparison) -> str:
     for metric in told["metrics"]:
         lines += _metric_lines(told, metric, base["name"])
     if told["unpaired"]:
-        lines += ["## Levels of one side only", "", *(f"- {_escape(one['side'])}: {one['label']}, {one['where']}" for one in told["unpaired"]), ""]
+        lines += ["## Levels of one side only", "",
+                  *(f"- {harmless.markdown(one['side'])}: {one['label']}, {one['where']}" for one in told["unpaired"]), ""]
     differing = [row for row in told["fingerprints"]["rows"] if row["differs"]]
     if differing:
         lines += ["## What differed", "", _line("fact", *(side["name"] for side in sides)), "|" + " --- |" * (len(sides) + 1)]
         lines += [_line(row["name"], *("not known" if value is None else value for value in row["values"])) for row in differing]
         lines.append("")
     if told["notes"]:
-        lines += ["## Notes", "", *(f"- {_escape(note)}" for note in told["notes"]), ""]
+        lines += ["## Notes", "", *(f"- {harmless.markdown(note)}" for note in told["notes"]), ""]
     lines += ["A verdict needs three runs a side: Welch's t on the logs of one value a run, 95 %, against the noise floor and the least that counts.",
               ""]
     return "\n".join(lines)
@@ -133,8 +125,4 @@ def number(value: float | None, unit: str) -> str:
 
 
 def _line(*cells: Any) -> str:
-    return "| " + " | ".join(_escape(str(cell)) for cell in cells) + " |"
-
-
-def _escape(text: str) -> str:
-    return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
+    return "| " + " | ".join(harmless.markdown(str(cell)) for cell in cells) + " |"

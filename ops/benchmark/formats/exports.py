@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
+from ops.benchmark import harmless
 from ops.benchmark.formats.levels import PARTS, SPREADS, spread_of
 from ops.benchmark.metrics import tpot
 from ops.benchmark.request_record import RequestRecord
@@ -32,25 +33,15 @@ _TABLE = (("Output tok/s", "output_tok_s", 1), ("TTFT P50 ms", "ttft_p50_ms", 1)
 PERCENTILES = (50, 90, 99)
 
 
-def harmless(cell: Any) -> Any:
-    """A cell as a sheet may have it: a text that a sheet would take for a formula gets a quote in front, a number stays one."""
-    if isinstance(cell, bool):
-        return "yes" if cell else "no"
-    if not isinstance(cell, str):
-        return "" if cell is None else cell
-    text = cell.replace("\0", "")
-    return f"'{text}" if text.lstrip()[:1] in ("=", "+", "-", "@") or text[:1] in ("\t", "\r", "\n") else text
-
-
 def to_csv(*documents: Mapping[str, Any]) -> str:
     """A row a level of each run, with what the run is in the first columns; an empty cell is not known."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
     writer.writerow([*RUN_COLUMNS, *LEVEL_COLUMNS])
     for document in documents:
-        run = [harmless(cell) for cell in _run_cells(document)]
+        run = [harmless.cell(cell) for cell in _run_cells(document)]
         for level in document["levels"]:
-            writer.writerow([*run, *(harmless(_cell(level.get(name))) for name in LEVEL_COLUMNS)])
+            writer.writerow([*run, *(harmless.cell(_cell(level.get(name))) for name in LEVEL_COLUMNS)])
     return out.getvalue()
 
 
@@ -62,24 +53,24 @@ def to_json(document: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
 def to_markdown(document: Mapping[str, Any]) -> str:
     """What the run is, its levels as a table, and what must be known to read it."""
     title = ", ".join(part for part in (document["model"], document["label"]) if part) or "A sweep"
-    lines = [f"# {_md(title)}", ""]
+    lines = [f"# {harmless.markdown(title)}", ""]
     if document["practice"]:
         lines += ["**PRACTICE**: numbers of the practice box, not of a GPU", ""]
     facts = [(name.replace("_", " "), cell) for name, cell in zip(RUN_COLUMNS, _run_cells(document), strict=True)
              if cell not in ("", None) and name not in ("practice", "label", "model")]
-    lines += [f"- {name}: {_md(str(cell))}" for name, cell in facts]
+    lines += [f"- {name}: {harmless.markdown(str(cell))}" for name, cell in facts]
     if document["origin"] != "roundhouse":
         lines.append("- these numbers are another tool's, by its own definitions; what it does not report is n/a")
     lines += ["", "| Load | " + " | ".join(name for name, _, _ in _TABLE) + " | n | Errors | Marks |",
               "| ---: |" + " ---: |" * (len(_TABLE) + 2) + " --- |"]
     for level in document["levels"]:
         cells = [_load(level), *(_number(level.get(name), digits) for _, name, digits in _TABLE), _number(level.get("finished"), 0),
-                 _number(level.get("errors"), 0), _md(", ".join(level.get("marks") or []))]
+                 _number(level.get("errors"), 0), harmless.markdown(", ".join(level.get("marks") or []))]
         lines.append("| " + " | ".join(cells) + " |")
     if document["warnings"]:
-        lines += ["", *(f"- {_md(word)}" for word in document["warnings"])]
+        lines += ["", *(f"- {harmless.markdown(word)}" for word in document["warnings"])]
     if document["notes"]:
-        lines += ["", *(f"> {_md(line)}" for line in document["notes"].splitlines())]
+        lines += ["", *(f"> {harmless.markdown(line)}" for line in document["notes"].splitlines())]
     return "\n".join(lines) + "\n"
 
 
@@ -215,9 +206,3 @@ def _load(level: Mapping[str, Any]) -> str:
 
 def _number(value: Any, digits: int) -> str:
     return f"{value:,.{digits}f}" if isinstance(value, int | float) and not isinstance(value, bool) else "n/a"
-
-
-def _md(text: str) -> str:
-    """One line in which nothing is markup: not a table's bar, a link, a tag."""
-    flat = " ".join(text.split())
-    return "".join(f"\\{sign}" if sign in "\\|`*_[]<>#" else sign for sign in flat)

@@ -70,9 +70,6 @@ def test_json_comes_back_as_it_was(own: dict[str, Any]) -> None:
 
 
 def test_a_text_of_a_sheet_is_never_a_formula(own: dict[str, Any]) -> None:
-    for text in ("=1+1", "+1", "-1", "@x", "\t=1", "  =1", "\r=1"):
-        assert exports.harmless(text) == f"'{text}"
-    assert [exports.harmless(cell) for cell in (-1.5, None, True, "a=b", "")] == [-1.5, "", "yes", "a=b", ""]
     rows = list(csv.DictReader(io.StringIO(exports.to_csv(own, samples.read(samples.raw(GUIDELLM))[0]), newline="")))
     assert [row["label"] for row in rows] == ["'=2+3", "node=node-a"] and rows[0]["practice"] == "yes"
     assert float(rows[0]["tpot_p50_ms"]) == pytest.approx(METRICS["tpot_ms"]["p50"]) and rows[1]["icl_p50_ms"] == "" and rows[0]["ttft_n"] == "8"
