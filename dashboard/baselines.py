@@ -11,10 +11,9 @@ from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import transaction
-from django.db.models import Prefetch, prefetch_related_objects
 
 from dashboard import noise_floors, permissions, run_documents
-from dashboard.models import AuditEntry, BenchmarkLevel, BenchmarkRun, Service
+from dashboard.models import AuditEntry, BenchmarkRun, Service
 from dashboard.templatetags.roundhouse import short_release
 from ops.benchmark.comparing import readings
 from ops.benchmark.comparing.keys import TITLES
@@ -93,7 +92,6 @@ def snapshot(service: Service) -> dict[str, Any] | None:
 
 def document(run: BenchmarkRun) -> dict[str, Any]:
     """The run's document (`dashboard/run_documents.py`) with what a comparison reads, and nothing else: it is copied into jobs."""
-    prefetch_related_objects([run], Prefetch("levels", BenchmarkLevel.objects.defer("detail")))
     whole = run_documents.document(run, detail=False)
     found = readings.mapping(whole["fingerprint"])
     slim = {**{name: found[name] for name in _FINGERPRINT if name in found}, "packages": {"vllm": run.vllm_version or None}}

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-from django.db.models import Prefetch
 from django.urls import reverse
 
 from dashboard import practice_reference
-from dashboard.models import BenchmarkLevel, BenchmarkRun
+from dashboard.models import BenchmarkRun
 from ops.benchmark.comparing.readings import OURS
 from ops.jobs.errors import BadInput
 
@@ -88,8 +87,7 @@ def not_too_many(sides: int, runs: int) -> None:
 def find(sides: Sequence[Sequence[uuid.UUID]]) -> tuple[list[Chosen], int]:
     """The sides with their runs and levels (without `detail`), and how many runs are not here any more."""
     wanted = [one for side in sides for one in side]
-    levels = Prefetch("levels", BenchmarkLevel.objects.defer("detail"))
-    known = BenchmarkRun.objects.select_related("service", "service__node", "job").prefetch_related(levels).in_bulk(wanted)
+    known = BenchmarkRun.objects.select_related("service", "service__node", "job").prefetch_related("levels").in_bulk(wanted)
     kept = [runs for side in sides if (runs := [known[one] for one in side if one in known])]
     return [Chosen(NAMES[n], runs) for n, runs in enumerate(kept)], len(wanted) - len(known)
 

@@ -20,7 +20,8 @@ def document(run: BenchmarkRun, *, detail: bool = True) -> dict[str, Any]:
     """
     asked = run.settings if isinstance(run.settings, dict) else {}
     inner = asked.get("settings")  # while a run goes on, its settings stand one level deeper, beside what its start said
-    levels = [_level(one, detail) for one in run.levels.all() if one.metrics or any(getattr(one, name) is not None for name in LEVEL_COLUMNS)]
+    rows = run.levels.defer(None) if detail else run.levels.all()
+    levels = [_level(one, detail) for one in rows if one.metrics or any(getattr(one, name) is not None for name in LEVEL_COLUMNS)]
     return {
         "schema": SCHEMA, "run_id": str(run.pk), "state": run.state, "reason": "", "preset": run.preset, "model": run.model,
         "base_url": run.endpoint, "practice": run.practice, "short": run.short, "started_at": run.started_at.timestamp(),

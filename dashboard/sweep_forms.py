@@ -7,11 +7,10 @@ from typing import Any
 
 from django import forms
 from django.contrib.auth.models import User
-from django.db.models import Prefetch
 
 from dashboard import dispatch
 from dashboard.forms import KeyedForm
-from dashboard.models import BenchmarkLevel, BenchmarkRun, Job, Service
+from dashboard.models import BenchmarkRun, Job, Service
 from ops.benchmark import presets
 from ops.benchmark.presets import MAX_LEVELS, PRESETS, SweepSettings
 from ops.jobs.errors import BadInput
@@ -28,7 +27,6 @@ LEVELS_TEXT = re.compile(r"[0-9., ;/\t\n]{1,400}\Z")
 REASONS_TOKENS = 512  # a reasoning model thinks first: with fewer tokens most answers end before any content
 HISTORY_RUNS = 6  # looked back for how fast the service answers
 SLOS = ("ttft_ms", "tpot_ms", "e2e_s")
-_LEVELS = Prefetch("levels", BenchmarkLevel.objects.defer("detail"))
 DEFAULT = [("", "as the preset has it")]
 
 
@@ -170,7 +168,7 @@ def history(service: Service) -> list[dict[str, Any]]:
     runs = BenchmarkRun.objects.filter(service=service, state="done", origin="roundhouse")
     release = (service.status or {}).get("release")
     runs = runs.filter(release=release) if release and runs.filter(release=release).exists() else runs
-    return [level.metrics for run in runs.prefetch_related(_LEVELS)[:HISTORY_RUNS] for level in run.levels.all() if level.state == "done"]
+    return [level.metrics for run in runs.prefetch_related("levels")[:HISTORY_RUNS] for level in run.levels.all() if level.state == "done"]
 
 
 def size(made: SweepSettings, earlier: list[dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -193,7 +191,7 @@ def proposed_tokens(service: Service, asked: int, *, runs: int = HISTORY_RUNS) -
     Where the last sweeps with at least `asked` tokens were marked "reasoning only", twice as many.
     """
     wanted = REASONS_TOKENS if reasons(service) else 0
-    for run in BenchmarkRun.objects.filter(service=service, origin="roundhouse").exclude(state="running").prefetch_related(_LEVELS)[:runs]:
+    for run in BenchmarkRun.objects.filter(service=service, origin="roundhouse").exclude(state="running").prefetch_related("levels")[:runs]:
         marked = [level.metrics for level in run.levels.all() if "reasoning only" in (level.metrics.get("marks") or [])]
         used = [one.get("max_tokens") or (run.settings or {}).get("max_tokens") for one in marked]
         wanted = max([wanted, *(2 * one for one in used if isinstance(one, int))])

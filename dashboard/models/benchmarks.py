@@ -87,6 +87,8 @@ class BenchmarkLevel(models.Model):
     metrics = models.JSONField(default=dict)
     detail = models.JSONField(default=dict)
 
+    objects = LeanManager["BenchmarkLevel"]()  # without `detail`: ask for it with defer(None)
+
     class Meta:
         ordering = ["load", "value"]
         constraints = [models.UniqueConstraint(fields=["run", "load", "value"], name="one_level_per_load")]

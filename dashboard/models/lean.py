@@ -1,6 +1,6 @@
 """Querysets that leave large columns where they are until somebody asks for them: an order with the pins of a whole channel has 400 KB, the packages
-of one environment 60 KB, a fingerprint 20 KB, an imported file up to 64 MB, and a list of fifty jobs shows none of them. Reading such an attribute
-later is one more query."""
+of one environment 60 KB, a fingerprint 20 KB, a level's curves 25 KB, an imported file up to 64 MB, and a list of fifty jobs shows none of them.
+Reading such an attribute later is one more query."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, Self, TypeVar
 
 from django.db import models
 
-LARGE = {"job": ("envelope", "fingerprint"), "service": ("environment", "failures", "warmups"), "channel": ("record",), "imported": ("content",)}
+LARGE = {"job": ("envelope", "fingerprint"), "service": ("environment", "failures", "warmups"), "channel": ("record",), "imported": ("content",),
+         "benchmarklevel": ("detail",)}
 M = TypeVar("M", bound=models.Model)
 
 

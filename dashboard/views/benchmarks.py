@@ -57,7 +57,7 @@ def benchmarks(request: HtmxRequest) -> HttpResponse:
 @require_safe
 def benchmark_run(request: HttpRequest, id: Any) -> HttpResponse:
     run = _run(id)
-    levels = list(run.levels.all())
+    levels = list(run.levels.defer(None))
     target = run_edits.target(run.service) if run.service else []
     data = run_charts.run_data(run, levels, target=target)
     rows = run_charts.rows(levels)
@@ -137,7 +137,7 @@ def run_level(request: HttpRequest, id: Any, key: str) -> HttpResponse:
         wanted = float(value)
     except ValueError:
         raise Http404("There is no such level") from None
-    return JsonResponse(run_charts.level_detail(get_object_or_404(BenchmarkLevel, run_id=id, load=load, value=wanted)))
+    return JsonResponse(run_charts.level_detail(get_object_or_404(BenchmarkLevel.objects.defer(None), run_id=id, load=load, value=wanted)))
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dashboard import run_charts, run_list, run_summaries, trends
@@ -271,3 +273,13 @@ def test_who_is_not_signed_in_sees_no_run(runs: dict[str, BenchmarkRun], admin: 
     for path in ("/benchmarks/", "/benchmarks/import/", f"/benchmarks/{runs['plain'].pk}/", f"/benchmarks/{runs['plain'].pk}/export/csv/",
                  f"/benchmarks/{runs['plain'].pk}/levels/closed:1/", f"{SERVICE}trend/", f"{SERVICE}target/"):
         assert Client().get(path).status_code == 302, path
+
+
+def test_only_a_runs_own_page_reads_the_curves_of_its_levels(visitor: Client, story: factory.Story) -> None:
+    run = story.measured()[0]
+    assert run.job is not None
+    own = f"/benchmarks/{run.pk}/"
+    for path in ("/", "/services/", SERVICE, f"/jobs/{run.job.number}/?step=sweep", f"{SERVICE}trend/", f"{SERVICE}sweep/", "/benchmarks/", own):
+        with CaptureQueriesContext(connection) as queries:
+            assert visitor.get(path).status_code == 200
+        assert sum('"dashboard_benchmarklevel"."detail"' in query["sql"] for query in queries) == (path == own), path
