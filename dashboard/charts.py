@@ -78,7 +78,7 @@ def wanted(run: Any, load: str) -> list[float]:
 def level_seconds(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The seconds of one level, from `sweep.level_second` data, column by column: `x` in seconds, `y` in tok/s, and what stands beside them.
 
-    `errors` is of each second; `power` in watts. Columns of what was never told are None.
+    `errors` is of each second. Columns of what was never told are None.
     """
     rows = sorted((data for data in events if number(data.get("second")) is not None), key=lambda data: data["second"])[-SECONDS_SHOWN:]
     latest = rows[-1] if rows else None
@@ -97,7 +97,7 @@ def level_seconds(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "in_flight": [number(row.get("in_flight")) for row in rows],
         "errors": [after - before for before, after in pairwise([errors[0] if rows and rows[0]["second"] > 1 else 0, *errors])] if rows else [],
         "running": column(one.get("running") for one in server), "waiting": column(one.get("waiting") for one in server),
-        "kv": column(one.get("kv_use") for one in server), "power": column(row.get("power_w") for row in rows), "latest": latest,
+        "latest": latest,
     }
 
 

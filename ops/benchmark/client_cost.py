@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import math
 import os
 import sys
 import threading
@@ -20,6 +21,7 @@ from ops.benchmark.stamped_connection import StampedConnection
 
 SWITCH_S = 0.0005  # another thread of ours (server's metrics, GPUs) may keep the interpreter so long; Python's default is 5 ms
 US = 1000
+DELAYS_EXACT = 2_000_000  # of more, an even share: as numbers of their own ten million would take half a gigabyte
 PROBE_S = 0.025
 TIMER_PROBE_S = 0.05  # where every segment tells how long it waited, a few more are enough
 _CLOCK_MONOTONIC, _ABSOLUTE = 1, 1
@@ -147,13 +149,14 @@ class CostMeter:
         wall, cpu = perf_counter_ns() - self._wall, time.process_time_ns() - self._cpu
         sys.setswitchinterval(self._switch_s)
         lags = self._probe.stop() if self._probe is not None else []
-        delays = sorted(self._delays) if self._delays else []
+        every = max(1, math.ceil(len(self._delays or ()) / DELAYS_EXACT))
+        delays = sorted(self._delays[::every]) if self._delays else []
         kernel = bool(delays) and all(connection.kernel_stamps for connection in connections)
         return ClientCost(
             lag_p50_ms=_in(MS, percentile(lags, 50)), lag_p99_ms=_in(MS, percentile(lags, 99)), lag_max_ms=_in(MS, lags[-1] if lags else None),
             cpu_share=cpu / wall if wall else None, connects_in_level=connects, retries=retries, stamps="kernel" if kernel else "own",
             kernel_delay_p50_us=_in(US, percentile(delays, 50)), kernel_delay_p99_us=_in(US, percentile(delays, 99)),
-            kernel_delay_max_us=_in(US, delays[-1] if delays else None),
+            kernel_delay_max_us=_in(US, max(self._delays) if self._delays else None),
             clock_steps=self._clock.steps - self._steps if self._clock is not None and kernel else None)
 
 
