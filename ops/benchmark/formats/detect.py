@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import lzma
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -96,11 +97,14 @@ def _files(name: str, content: bytes) -> dict[str, bytes]:
             for one in members:
                 with archive.open(one) as file:
                     data = file.read(left + 1)
-                left -= len(data)
+                if data.startswith(b"\x1f\x8b"):
+                    data = _unzipped(one.filename, data)
+                left -= len(data)  # unpacked twice, where it was packed twice
                 if left < 0:
                     raise BadInput(f"`{shown}` is larger than {MAX_BYTES >> 20} MiB when unpacked")
-                found[one.filename] = _unzipped(one.filename, data) if data.startswith(b"\x1f\x8b") else data
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, OSError, ValueError) as error:  # encrypted: RuntimeError
+                found[one.filename] = data
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, NotImplementedError, OSError,  # encrypted: RuntimeError
+            ValueError) as error:
         raise BadInput(f"`{shown}` cannot be unpacked", why=str(error)[:200]) from error
     return found
 

@@ -7,6 +7,7 @@ measured cannot: a console stores what comes out of here as imported, whatever o
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -35,6 +36,7 @@ FACTS_BYTES = 200_000  # of settings, of a fingerprint
 WORDS = {"stopped": 20, "prompt_source": 20, "stamps": 20, "endpoint_kind": 40, "output_mode": 20, "reasoning": 20, "counted_by": 20}
 SERVER = ("prefix_hit_rate", "spec_acceptance", "kv_use_max", "running_max", "waiting_max", "preemptions")
 GPU = ("index", "power_mean_w", "utilization_mean", "used_bytes_max", "clock_mean_mhz")
+_NO_TEXT = re.compile("[\\x00\\ud800-\\udfff]")
 MARKS_MOST, WARNINGS_MOST, TAGS_MOST = 20, 100, 20
 
 
@@ -171,6 +173,20 @@ def _facts(told: Fields, name: str) -> dict[str, Any]:
     if len(json.dumps(value)) > FACTS_BYTES:
         told.notes.add(f"`{name}` is larger than {FACTS_BYTES // 1000} kB: not imported")
         return {}
+    kept = _storable(value)
+    return kept if isinstance(kept, dict) else {}
+
+
+def _storable(value: Any) -> Any:
+    """As it is, but for what no database and no page can hold: halves of surrogate pairs, NUL, numbers beyond all measure."""
+    if isinstance(value, str):
+        return _NO_TEXT.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_storable(key): _storable(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_storable(inner) for inner in value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value if number(value) is not None or (isinstance(value, int) and -(2**63) <= value < 2**63) else None
     return value
 
 

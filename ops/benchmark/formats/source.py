@@ -15,6 +15,7 @@ MAX_BYTES = 64 << 20  # of one file, unpacked
 MAX_DEPTH = 64  # of objects and lists in each other
 MAX_LINES = 200_000
 MAX_NOTES = 40
+SMALLEST = 1e-15
 LARGEST = 1e15  # no time, count or rate of a benchmark is beyond it
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -140,10 +141,10 @@ def clean(value: Any, most: int) -> str:
 
 
 def number(value: Any) -> float | None:
-    """A finite number of a possible size, or None. A bool is none."""
+    """A finite number of a possible size, or None. A bool is none. What is next to nothing is 0, so that nothing is divided by it."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:  # also NaN, and an integer beyond every float
         return None
-    return float(value)
+    return float(value) if abs(value) >= SMALLEST else 0.0
 
 
 def whole(value: Any) -> int | None:

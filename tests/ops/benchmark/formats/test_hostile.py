@@ -115,6 +115,23 @@ def test_a_zip_cannot_fill_the_memory() -> None:
         detect.read("x.zip", bomb())
 
 
+def test_a_zip_of_packed_files_cannot_fill_the_memory_either() -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for n in range(3):
+            archive.writestr(f"{n}.json.gz", gzip.compress(b" " * (30 << 20), 1))
+    with pytest.raises(BadInput, match="64 MiB when unpacked"):
+        detect.read("x.zip", packed.getvalue())
+
+
+def test_facts_of_a_run_hold_nothing_that_no_database_can_hold() -> None:
+    whole = json.loads(exports.to_json(samples.read(samples.raw(VLLM))[0]))
+    text = json.dumps(whole | {"settings": {"a\ud800": ["b\x00", "@"], "c": 10**30, "d": 5, "e": "two\nlines"}}).replace('"@"', "1e999")
+    [document] = detect.read("x.json", text.encode())
+    assert document["settings"] == {"a\ufffd": ["b\ufffd", None], "c": None, "d": 5, "e": "two\nlines"}
+    assert source.number(1e-320) == 0.0
+
+
 def test_too_many_measurements_are_refused() -> None:
     one = samples.value(SWEEP)[0]
     with pytest.raises(BadInput, match="500 measurements"):
