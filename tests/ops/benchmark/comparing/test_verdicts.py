@@ -134,6 +134,12 @@ def test_floors_of_runs_are_found_again_by_level_and_metric() -> None:
     assert floors.lookup("closed", 16, "output_tok_s") == (0.03, "default")
 
 
+def test_a_level_of_which_too_many_requests_failed_is_no_measure_of_luck() -> None:
+    runs = side([100.0, 101.0, 102.0, 40.0])
+    runs[3]["levels"][0] |= {"errors": 30, "errors_by_kind": {"http": 30}}
+    assert floor_rows(runs) == floor_rows(runs[:3]) != []
+
+
 def test_rows_from_elsewhere_that_are_none_are_left_out() -> None:
     row = {"load": "closed", "value": 8, "metric": "output_tok_s", "half_width": 0.02}
     bad = [None, 1, {}, row | {"metric": "x"}, row | {"half_width": float("nan")}, row | {"half_width": -1}, row | {"value": "8"}, row | {"load": []}]
