@@ -7,7 +7,8 @@ VENV ?= .venv
 WORKERS ?= 3
 python = $(VENV)/bin/python
 up = $(python) manage.py up $(if $(PORT),--port $(PORT))
-pytest = $(python) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --leftovers
+# byte code is kept whatever the environment says: without, each worker and each process that a test starts compiles everything anew
+pytest = env -u PYTHONDONTWRITEBYTECODE $(python) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --leftovers
 # the practice box has a state folder of its own, so that nothing of it mixes with real nodes
 practice = ROUNDHOUSE_STATE="$${ROUNDHOUSE_STATE:-$(CURDIR)/var/practice}"
 
