@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import socket
 import ssl
 import threading
@@ -20,6 +22,7 @@ from ops.jobs.errors import BadInput, OpsError
 PRACTICE_MARK = "+practice"
 MAX_ANSWER = 8 * 1024 * 1024  # bytes, unpacked
 MODELS_TOLD = 20
+MAX_PAGE = 20_000  # bytes of a web page that are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ def inspect(base_url: str, *, api_key: str = "", timeout_s: float = 10.0) -> End
                            hint="Put the key into an environment variable and name it: --api-key-env NAME")
         listed = document.get("data") if isinstance(document, dict) else None
         if status != 200 or not isinstance(listed, list):
-            said = error_text(document)[:500] or body[:200].decode("utf-8", "replace") or "no text"
+            said = error_text(document)[:500] or _said(body)
             raise OpsError(f"{base}/v1/models does not answer as an OpenAI-compatible server does", kind="not_openai", why=f"HTTP {status}: {said}",
                            hint="Is this the address of the API server (for vLLM http://host:8000)?")
         named = [entry for entry in listed if isinstance(entry, dict) and _is_name(entry.get("id"))]
@@ -198,6 +201,16 @@ def as_json(body: bytes) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError):
         return None
+
+
+def _said(body: bytes) -> str:
+    """An answer that is no error of an API: the title of a web page, else the text's beginning."""
+    text = body[:MAX_PAGE].decode("utf-8", "replace")
+    if not text.lstrip().startswith("<"):
+        return text[:200] or "no text"
+    title = re.search(r"<title[^>]*>([^<]{1,200})", text, re.IGNORECASE)
+    words = " ".join(html.unescape(title[1]).split()) if title else ""
+    return f"a web page, \"{words}\"" if words else "a web page"
 
 
 def _is_name(value: Any) -> bool:

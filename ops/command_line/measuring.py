@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ops.benchmark.marks import MARKS
 from ops.command_line import targets
 from ops.command_line.output import (
     INTERRUPTED,
@@ -80,9 +83,8 @@ def bench(arguments: argparse.Namespace) -> int:
     other = _settings_of(arguments, arguments.against, arguments.against_model or arguments.model, key) if arguments.against else None
     line, folder = StatusLine(), Path(arguments.save).resolve() if arguments.save else None
     results: list[SweepResult] = []
-    emit = _show_sweep(line, quiet=arguments.json, runs=settings.repeats * (2 if other else 1))
-    if not arguments.json:
-        line.say(_size_words(settings, sides=2 if other else 1))
+    emit = _show_sweep(line, runs=settings.repeats * (2 if other else 1))
+    line.say(_size_words(settings, sides=2 if other else 1))
     stopped: OpsError | None = None
     with interruptible() as interrupted:
         try:
@@ -144,7 +146,7 @@ def _size_words(settings: SweepSettings, *, sides: int) -> str:
             f"most {sides * size['output_tokens']:,.0f} output tokens, at most {sides * size['minutes']:.0f} min of load")
 
 
-def _show_sweep(line: StatusLine, *, quiet: bool, runs: int = 1) -> Reporter:
+def _show_sweep(line: StatusLine, *, runs: int = 1) -> Reporter:
     """Tells the progress on stderr: a bar that grows on a terminal, a line a level elsewhere."""
     from ops.jobs.events import EventType
 
@@ -164,9 +166,8 @@ def _show_sweep(line: StatusLine, *, quiet: bool, runs: int = 1) -> Reporter:
             practice = "PRACTICE: " if data["practice"] else ""
             values = data["rates"] if data["load"] == "open" else data["concurrencies"]
             levels = ", ".join(f"{value:g} x {n}" for value, n in zip(values, data["requests"], strict=True))
-            if not quiet:
-                line.say(f"{f'run {run} of {runs}: ' if runs > 1 else ''}{practice}{data['model']} at {data['endpoint']}, {data['max_tokens']} "
-                         f"output tokens, {'requests/s' if data['load'] == 'open' else 'concurrency'} x requests: {levels}")
+            line.say(f"{f'run {run} of {runs}: ' if runs > 1 else ''}{practice}{data['model']} at {data['endpoint']}, {data['max_tokens']} "
+                     f"output tokens, {'requests/s' if data['load'] == 'open' else 'concurrency'} x requests: {levels}")
         elif type == EventType.LEVEL_STARTED:
             asked = data["requests"]
             line.show(f"{bar(0)}  {name(data)}")
@@ -177,8 +178,7 @@ def _show_sweep(line: StatusLine, *, quiet: bool, runs: int = 1) -> Reporter:
             done += asked
             metrics = data["metrics"]
             rate = "nothing measured" if metrics["output_tok_s"] is None else f"{metrics['output_tok_s']:,.1f} tok/s"
-            if not quiet:
-                line.say(f"{name(metrics)}: {rate}, {metrics['finished']} finished, {metrics['errors']} errors")
+            line.say(f"{name(metrics)}: {rate}, {metrics['finished']} finished, {metrics['errors']} errors")
 
     return emit
 
@@ -201,6 +201,9 @@ def _print_results(arguments: argparse.Namespace, results: list[SweepResult], fo
         _print_sweep(result)
         if folder is not None and (folder / result.run_id / "result.json").is_file():
             print(f"stored in {folder / result.run_id}")
+    _print_marks(results)
+    if len(results) > 1 and compared is None:
+        _print_summary(results, folder)
     if compared is not None:
         from ops.benchmark.comparing import exports
 
@@ -229,9 +232,51 @@ def _print_sweep(result: SweepResult) -> None:
         if level["slos"]:
             limits = ", ".join(f"{name} {limit:g}" for name, limit in level["slos"].items())
             good = "n/a" if level["goodput_s"] is None else f"{level['goodput_s']:.3g} requests/s"
-            print(f"goodput at {_place(level)}: {good} within {limits}")
+            print(f"goodput at {_place(level)}: {good}{_of_all(level)} within {limits}")
     for warning in result.warnings:
         print(f"note: {warning}")
+
+
+def _of_all(level: dict[str, Any]) -> str:
+    """What goodput is a part of: all requests that came back in the same window."""
+    window = "steady" if level["window"] == "steady" else "whole"
+    everything = level["achieved_s"] if level["load"] == "open" else level[f"{window}_requests_s"]
+    if everything is None or level["goodput_s"] is None:
+        return ""
+    offered = "" if level["load"] != "open" or level["offered_s"] is None else f", {level['offered_s']:.3g} offered"
+    return f" of {everything:.3g} that came back{offered},"
+
+
+def _print_marks(results: list[SweepResult]) -> None:
+    """What the marks mean that occurred, each once."""
+    for mark in dict.fromkeys(mark for result in results for level in result.levels for mark in level["marks"]):
+        if mark in MARKS:
+            print(f"{mark}: {MARKS[mark]}")
+
+
+def _print_summary(results: list[SweepResult], folder: Path | None) -> None:
+    """Of repeats: for each level the median of the runs and what they lie between; then how they are held against others."""
+    from ops.benchmark.results import number, place
+
+    levels: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for result in results:
+        for level in result.levels:
+            levels.setdefault((level["load"], level["value"]), []).append(level)
+
+    def spread(found: list[dict[str, Any]], name: str, digits: int) -> str:
+        values = [level[name] for level in found if level[name] is not None]
+        return f"{median(values):,.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})" if values else number(None, digits)
+
+    print(f"\nover {len(results)} runs: the median, and the lowest to the highest")
+    table([results[0].headings()[0], "output tok/s", "P50 s", "TTFT P50 ms", "TPOT P50 ms", "runs"],
+          [[place(found[0]), spread(found, "output_tok_s", 1), spread(found, "e2e_p50_s", 2), spread(found, "ttft_p50_ms", 1),
+            spread(found, "tpot_p50_ms", 2), str(len(found))] for found in levels.values()], left=set())
+    if folder is None:
+        print("With --save FOLDER the runs are kept, and can be held against others: python -m ops compare FOLDER OTHER")
+    elif {path.parent.name for path in folder.glob("*/result.json")} == {result.run_id for result in results}:
+        print(f"To hold them against others: python -m ops compare {shlex.quote(str(folder))} OTHER")
+    else:
+        print(f"{folder} holds other runs, too. To hold these against others, give each side a folder of its own, then: python -m ops compare A B")
 
 
 def _place(level: dict[str, Any]) -> str:

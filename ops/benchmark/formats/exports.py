@@ -52,7 +52,7 @@ def to_json(document: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
 
 def to_markdown(document: Mapping[str, Any]) -> str:
     """What the run is, its levels as a table, and what must be known to read it."""
-    title = ", ".join(part for part in (document["model"], document["label"]) if part) or "A sweep"
+    title = ", ".join(part for part in (document["model"], document["label"]) if part) or f"Measured by {document['tool']}"
     lines = [f"# {harmless.markdown(title)}", ""]
     if document["practice"]:
         lines += ["**PRACTICE**: numbers of the practice box, not of a GPU", ""]

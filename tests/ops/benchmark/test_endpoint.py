@@ -72,6 +72,13 @@ def test_a_server_of_another_kind_is_told_apart(answer: bytes, kind: str) -> Non
     assert told.value.kind == kind
 
 
+def test_a_web_page_is_told_by_its_title_alone() -> None:
+    page = response(404, b"<!doctype html><html><title>\n Not Found &amp; gone</title><script>x()</script>", content_type="text/html")
+    with scripted(no_chat, paths={"/v1/models": page}) as server, pytest.raises(OpsError) as told:
+        inspect(server.url, timeout_s=2)
+    assert told.value.why == 'HTTP 404: a web page, "Not Found & gone"'
+
+
 def test_a_wrong_model_is_told_with_the_right_ones() -> None:
     with pytest.raises(BadInput) as told:
         require_model(Endpoint("http://h", ["a", "b"]), "c")

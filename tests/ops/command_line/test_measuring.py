@@ -30,7 +30,7 @@ def test_bench_prints_an_aligned_table(url: str) -> None:
     head, *rows = [line for line in done.stdout.splitlines() if line.lstrip()[:1].isdigit() or line.startswith("concurrency")]
     assert head.split("  ")[0] == "concurrency" and [row.split()[0] for row in rows] == ["1", "4"]
     assert rows[0].index("1.00x") + 5 == head.index("scaling") + 7  # right-aligned
-    assert "concurrency 4:" in done.stderr
+    assert "concurrency 4:" in done.stderr and "\nshort: fewer requests than" in done.stdout
 
 
 def test_bench_json_is_the_whole_result(url: str, tmp_path: Path) -> None:
@@ -39,6 +39,7 @@ def test_bench_json_is_the_whole_result(url: str, tmp_path: Path) -> None:
     result = json.loads(done.stdout)
     assert done.returncode == 0 and result["state"] == "done" and result["levels"][0]["finished"] == 4
     assert (tmp_path / result["run_id"] / "c2.npz").exists()
+    assert "requests, about" in done.stderr and "concurrency 2: " in done.stderr and "4 finished" in done.stderr, "the progress is told beside it"
 
 
 def test_bench_repeats_rates_with_objectives_as_a_list_of_runs(url: str) -> None:
@@ -46,6 +47,15 @@ def test_bench_repeats_rates_with_objectives_as_a_list_of_runs(url: str) -> None
     runs = json.loads(done.stdout)
     assert done.returncode == 0 and len(runs) == 2 and runs[0]["group"] == runs[1]["group"]
     assert (runs[0]["levels"][0]["load"], runs[0]["levels"][0]["slos"]) == ("open", {"ttft_ms": 500.0})
+
+
+def test_repeats_end_with_a_summary_and_the_command_that_compares_them(url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "before it"
+    asked = ("bench", "--url", url, "--rate", "40", "--max-tokens", "5", "--requests", "8", "--slo", "ttft_ms=500", "--repeats", "2", "--save", str(folder))
+    done = ops(*asked)
+    assert done.returncode == 0 and "over 2 runs: the median, and the lowest to the highest" in done.stdout
+    assert f"python -m ops compare '{folder}' OTHER" in done.stdout and " that came back, " in done.stdout and " offered, within ttft_ms 500" in done.stdout
+    assert "holds other runs, too" in ops(*asked).stdout
 
 
 def test_bench_against_another_server_compares_them(url: str) -> None:
