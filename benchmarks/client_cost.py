@@ -150,6 +150,9 @@ def tick(bench: Bench, program: Path, rounds: int, aims: Aims) -> None:
         if name in of:
             for mine in ("ours:kernel", "ours:own"):
                 aims.at_most(f"CPU a chunk, {TITLES[mine]} / {TITLES[name]}", of[mine]["cpu"] / of[name]["cpu"], share)
+    for streams, of in found.items():  # live seconds, lag probe, records and all
+        whole = of["engine:kernel"]["cpu"] / of["aiohttp_split"]["cpu"]
+        aims.at_most(f"CPU a chunk at {streams:,} streams, {TITLES['engine:kernel']} / {TITLES['aiohttp_split']}", whole, 0.8)
 
 
 def same_instant(bench: Bench, program: Path, rounds: int, aims: Aims) -> None:
