@@ -106,6 +106,15 @@ def grouped(ids: Sequence[uuid.UUID]) -> list[list[BenchmarkRun]]:
     return list(sides.values())
 
 
+def apart(runs: Sequence[BenchmarkRun]) -> list[list[BenchmarkRun]]:
+    """Runs that are all of one side, held against each other: each job (or file) a side, else each run; one side where that would be too many."""
+    jobs: dict[Any, list[BenchmarkRun]] = {}
+    for run in runs:
+        jobs.setdefault(run.group or run.pk, []).append(run)
+    made = list(jobs.values()) if len(jobs) > 1 else [[run] for run in runs]
+    return made if len(made) <= MAX_SIDES else [list(runs)]
+
+
 def mixed(sides: Sequence[Chosen]) -> BadInput | None:
     """Why these cannot stand in one comparison: practice numbers beside real ones. None where they can."""
     kinds = {is_practice(run) for side in sides for run in side.runs}

@@ -231,11 +231,12 @@ def releases(service: Service) -> list[dict[str, Any]]:
 
 
 def _numbers(about: dict[str, Any]) -> dict[str, Any]:
-    return {key: about.get(key) for key in ("job", "href", "warmup_s", "single", "best", "failed", "flashinfer", "versions")} | {"newer": False}
+    known = ("job", "href", "warmup_s", "single", "best", "best_at", "failed", "flashinfer", "versions")
+    return {key: about.get(key) for key in known} | {"newer": False}
 
 
 def _measured(service: Service) -> dict[str, dict[str, Any]]:
-    """Release to what this console knows of it: the job that built it, its packages, its newest warmup, its newest sweep. Newest first."""
+    """Release to what this console knows of it: the job that built it, its packages, its newest warmup, its widest sweep. Newest first."""
     found: dict[str, dict[str, Any]] = {}
     for job in Job.objects.filter(service=service, type__in=(*BUILDS, "rollback")).prefetch_related("steps")[:LOOKED_BACK]:
         _, after = job_story.release_words(job)
@@ -244,7 +245,7 @@ def _measured(service: Service) -> dict[str, dict[str, Any]]:
         if not after or (job.type in BUILDS and not built) or (job.type == "rollback" and failed):
             continue
         about = found.setdefault(after, {"job": None, "href": None, "vllm": None, "flashinfer": None, "versions": None, "failed": False,
-                                         "warmup_s": None, "single": None, "best": None, "tried": False})
+                                         "warmup_s": None, "single": None, "best": None, "best_at": None, "widest": None, "tried": False})
         if not failed and about["warmup_s"] is None:
             about["warmup_s"] = told(told(job.result).get("warmup")).get("total_s")
         if not about["tried"] and job.type != "build":  # the newest start of it says whether it comes up
@@ -255,9 +256,14 @@ def _measured(service: Service) -> dict[str, dict[str, Any]]:
                          versions={name: version for name, version in versions.items() if version})
     for run in BenchmarkRun.objects.filter(service=service, state="done").prefetch_related("levels")[:LOOKED_BACK]:
         about = found.get(run.release) or {}
-        if about and about["best"] is None:
-            levels = {level.concurrency: level.output_tok_s for level in run.levels.all() if level.output_tok_s is not None}
-            about.update(single=levels.get(1), best=max(levels.values(), default=None))
+        levels = {level.concurrency: level.output_tok_s for level in run.levels.all()
+                  if level.output_tok_s is not None and level.concurrency is not None}
+        if about and levels:
+            if about["single"] is None:
+                about["single"] = levels.get(1)
+            if about["widest"] is None or max(levels) > about["widest"]:  # peaks are alike only where sweeps went as far
+                at = max(levels, key=lambda concurrency: levels[concurrency])
+                about.update(widest=max(levels), best=levels[at], best_at=at)
     return {name: about for name, about in found.items() if about["job"] is not None or service.releases}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from dashboard.charts import level_key
 from dashboard.models import BenchmarkLevel, BenchmarkRun, Service
 from dashboard.run_charts import asked_of, key, rounded, told
+from dashboard.templatetags.roundhouse import short_release
 from ops.benchmark.comparing.readings import finite as number
 from ops.benchmark.comparing.verdicts import METRICS
 from ops.environments import fingerprint
@@ -108,7 +109,9 @@ def words(before: BenchmarkRun, after: BenchmarkRun, stacks: Mapping[Any, Any]) 
     said = [f"model `{before.model}` → `{after.model}`"] if before.model != after.model else []
     differences = fingerprint.differences(told(stacks.get(before.pk)), told(stacks.get(after.pk)))
     said += fingerprint.words([one for one in differences if one["key"] != "release"])
-    if not said:
+    if not said and before.release != after.release and short_release(before.release) == short_release(after.release):
+        said = ["built anew, the same packages"]
+    elif not said:
         said = [f"release `{before.release or 'not known'}` → `{after.release or 'not known'}`"] if before.release != after.release else [
             "something that the fingerprints do not name"]
     return said[:WORDS], max(0, len(said) - WORDS)

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -30,7 +31,7 @@ def compare(request: HttpRequest) -> HttpResponse:
         ticked = [one for side in compared_sides.read_ids([",".join(request.GET.getlist("run"))]) for one in side]
         wanted = compared_sides.read_ids(request.GET.getlist("side"))
         if ticked:
-            return _from_ticks(ticked, wanted, choice)
+            return _from_ticks(request, ticked, wanted, choice)
         sides, gone = compared_sides.find(wanted)
         if not sides:
             return _choose(request, gone=gone)
@@ -47,12 +48,18 @@ def compare(request: HttpRequest) -> HttpResponse:
     })
 
 
-def _from_ticks(ticked: Sequence[uuid.UUID], wanted: Sequence[Sequence[uuid.UUID]], choice: Choice) -> HttpResponse:
+def _from_ticks(request: HttpRequest, ticked: Sequence[uuid.UUID], wanted: Sequence[Sequence[uuid.UUID]], choice: Choice) -> HttpResponse:
     """Ticked runs become sides, after those that the address names already."""
     there, _ = compared_sides.find(wanted)
     known = {run.pk for side in there for run in side.runs}
     added = compared_sides.grouped([one for one in ticked if one not in known])
     every = [*(side.runs for side in there), *added]
+    if len(every) == 1 < len(every[0]):  # nothing to hold it against, and several runs were asked for
+        every = compared_sides.apart(every[0])
+        jobs = len({run.group or run.pk for runs in every for run in runs})
+        messages.info(request, f"All {len(ticked)} runs are of one stack and one kind of sweep. " + (
+            "They are one side: tick fewer to hold them against each other" if len(every) == 1
+            else f"Each {'job' if jobs > 1 else 'run'} is a side of its own"))
     compared_sides.not_too_many(len(every), sum(map(len, every)))
     return redirect(compared_sides.address([Chosen(compared_sides.NAMES[n], runs) for n, runs in enumerate(every)], **choice.kept()))
 

@@ -328,3 +328,12 @@ def test_a_number_that_is_none_is_not_reported_and_breaks_nothing(visitor: Clien
     assert "<b>x</b>" not in response.content.decode()
     assert not re.search(r"\b(NaN|Infinity)\b", response.content.decode())
     assert visitor.get(sides(old, new).replace("compare/?", "compare/export/csv/?")).status_code == 200
+
+
+def test_runs_of_one_stack_that_are_ticked_alone_are_held_against_each_other_by_job(visitor: Client, story: factory.Story) -> None:
+    story.node()
+    story.service()
+    runs = [*story.measured(ago_s=9000, repeats=2), *story.measured(ago_s=600)]
+    got = visitor.get("/benchmarks/compare/", {"run": [str(run.pk) for run in runs]}, follow=True)
+    assert got.redirect_chain[0][0].count("side=") == 2
+    assert "Each job is a side of its own" in got.content.decode()
