@@ -24,7 +24,7 @@ def document(run: BenchmarkRun, *, detail: bool = True) -> dict[str, Any]:
     levels = [_level(one, detail) for one in rows if one.metrics or any(getattr(one, name) is not None for name in LEVEL_COLUMNS)]
     return {
         "schema": SCHEMA, "run_id": str(run.pk), "state": run.state, "reason": "", "preset": run.preset, "model": run.model,
-        "base_url": run.endpoint, "practice": run.practice, "short": run.short, "started_at": run.started_at.timestamp(),
+        "base_url": run.endpoint, "practice": run.practice, "short": run.short, "started_at": run.started_at.timestamp() if run.dated else None,
         "finished_at": run.finished_at.timestamp() if run.finished_at else None,
         "duration_s": (run.finished_at - run.started_at).total_seconds() if run.finished_at else None, "levels": levels,
         "settings": inner if isinstance(inner, dict) else asked, "endpoint": {}, "fingerprint": run.fingerprint or {},

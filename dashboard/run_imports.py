@@ -113,7 +113,7 @@ def _run(told: dict[str, Any], file: ImportedFile) -> tuple[BenchmarkRun, bool]:
         "model": told["model"][:300], "endpoint": told["base_url"][:300], "preset": told["preset"][:40], "origin": "imported", "imported": file,
         "tool": told["tool"][:40], "tool_version": told["tool_version"][:80], "practice": told["practice"] is True, "short": told["short"] is True,
         "state": told["state"] if told["state"] in run_summaries.STATES - {"running"} else "done", "started_at": started or now,
-        "finished_at": ended or started or now, "settings": told["settings"], "fingerprint": fingerprint, "warnings": warnings,
+        "finished_at": ended or started, "settings": told["settings"], "fingerprint": fingerprint, "warnings": warnings,
         "release": clean(fingerprint.get("release"), 120), "vllm_version": clean(packages.get("vllm"), 80) if isinstance(packages, dict) else "",
         "label": told["label"][:120], "notes": told["notes"][:4000], "tags": told["tags"], "group": uuid.UUID(group) if group else None,
         "group_index": told["group_index"], "sweep_key": told["sweep_key"][:64]})

@@ -53,6 +53,11 @@ class BenchmarkRun(models.Model):
 
     objects = LeanManager["BenchmarkRun"]()
 
+    @property
+    def dated(self) -> bool:
+        """Whether it is known when it was measured; else `started_at` is when it came here."""
+        return self.origin == "roundhouse" or self.finished_at is not None
+
     class Meta:
         ordering = ["-started_at"]
         # `list_of_runs` has every column that dashboard/run_list.py chooses and orders by: no row is read to find a page of them. No index of one of

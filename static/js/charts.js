@@ -69,12 +69,21 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 // ---- A chart as a picture: a button with data-png="ID" saves the chart of that id, under the title of its card ----
 
 const plain = (text) => text.replace(/[<>&]/g, (c) => ({ "<": "&lt;", ">": "&gt;", "&": "&amp;" })[c]);
+// Whose numbers these are ("A kimi-k25 0.16.0, 2 Mar | B ..."), in lines of at most so many letters.
+function wrapped(text, letters) {
+  const lines = [];
+  for (const part of text.split(" | ").filter(Boolean)) {
+    if (lines.length && lines.at(-1).length + part.length + 3 <= letters) lines[lines.length - 1] += ` · ${part}`; else lines.push(part.slice(0, letters));
+  }
+  return lines;
+}
 // The picture has the page's colours, a ground of its own and twice the pixels. `name` becomes the file's name.
-export async function savePng(id, { title = "", name = id } = {}) {
+export async function savePng(id, { title = "", name = id, of = document.querySelector("[data-picture]")?.dataset.picture ?? "" } = {}) {
   const element = document.getElementById(id);
   if (!element?.data) return;
-  const width = Math.max(720, element.clientWidth), height = Math.max(400, element.clientHeight) + (title ? 34 : 0), { margin = {} } = element.layout;
-  const layout = { ...element.layout, width, height, autosize: false, paper_bgcolor: token("surface"), plot_bgcolor: token("surface"), margin: { ...margin, t: (margin.t ?? 28) + (title ? 34 : 0) },
+  const width = Math.max(720, element.clientWidth), told = wrapped(of, Math.floor((width - 32) / 6.2)), below = told.length ? 14 + 15 * told.length : 0, height = Math.max(400, element.clientHeight) + (title ? 34 : 0) + below, { margin = {} } = element.layout;
+  const layout = { ...element.layout, width, height, autosize: false, paper_bgcolor: token("surface"), plot_bgcolor: token("surface"), margin: { ...margin, t: (margin.t ?? 28) + (title ? 34 : 0), b: (margin.b ?? 44) + below },
+    ...(below && { annotations: [...(element.layout.annotations ?? []), { xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", align: "left", xshift: 16 - (margin.l ?? 52), yshift: -(margin.b ?? 44), text: told.map(plain).join("<br>"), showarrow: false, font: { size: 11, color: token("text-muted") } }] }),
     ...(title && { title: { text: plain(title), x: 0, xanchor: "left", xref: "container", y: 1, yanchor: "top", yref: "container", pad: { l: 16, t: 14 }, font: { size: 14, color: token("text"), weight: 600 } } }) };
   const picture = await Plotly.toImage({ data: element.data, layout }, { format: "png", width, height, scale: 2 });
   const bytes = Uint8Array.from(atob(picture.slice(picture.indexOf(",") + 1)), (c) => c.charCodeAt(0)); // fetch() of a data: address is not in our policy
