@@ -101,7 +101,7 @@ def in_common(sides: Sequence[Chosen], load: str) -> list[str]:
             if readings.place(level)[0] == load]
 
     def the(name: str) -> Any:
-        known = {str(key[name]): key[name] for key in keys if key.get(name) is not None}
+        known = {str(key.get(name)): key.get(name) for key in keys}  # of a side that does not say it nobody knows
         return next(iter(known.values())) if len(known) == 1 else None
 
     most, mode, gpus = the("max_tokens"), the("output_mode"), the("gpu_count")

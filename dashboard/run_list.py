@@ -27,7 +27,8 @@ CHOICES = 200  # of a filter, the newest first
 STATES = ("done", "running", "failed", "cancelled")
 KINDS = ("real", "practice")
 SHOWN = ("id", "job__number", "service__baseline", "node_name", "service_name", "model", "endpoint", "preset", "release", "vllm_version", "origin",
-         "tool", "tool_version", "practice", "short", "state", "started_at", "finished_at", "label", "tags", "group", "group_index", "single_tok_s", "peak_tok_s",
+         "tool", "tool_version", "practice", "short", "state", "started_at", "finished_at",
+         "label", "tags", "group", "group_index", "single_tok_s", "peak_tok_s",
          "peak_at", "peak_p99_s", "errors", "levels_measured")
 
 

@@ -53,11 +53,6 @@ class BenchmarkRun(models.Model):
 
     objects = LeanManager["BenchmarkRun"]()
 
-    @property
-    def dated(self) -> bool:
-        """Whether it is known when it was measured; else `started_at` is when it came here."""
-        return self.origin == "roundhouse" or self.finished_at is not None
-
     class Meta:
         ordering = ["-started_at"]
         # `list_of_runs` has every column that dashboard/run_list.py chooses and orders by: no row is read to find a page of them. No index of one of
@@ -66,6 +61,11 @@ class BenchmarkRun(models.Model):
                    models.Index(name="list_of_runs", fields=["-started_at", "id", "node_name", "service_name", "model", "release", "preset", "tool",
                                                              "practice", "state", "single_tok_s", "peak_tok_s", "peak_p99_s", "errors", "tags",
                                                              "search"])]
+
+    @property
+    def dated(self) -> bool:
+        """Whether it is known when it was measured; else `started_at` is when it came here."""
+        return self.origin == "roundhouse" or self.finished_at is not None
 
 
 class BenchmarkLevel(models.Model):
