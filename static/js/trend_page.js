@@ -14,7 +14,7 @@ const low = Math.min(...values, ...(goal ?? [])), high = Math.max(...values, ...
 const hover = (p) => `${figures(p.value)} ${escaped(data.unit)}${p.baseline ? "   baseline" : ""}<br>${escaped(short(p.release) || "release not known")}${p.job ? `, #${p.job}` : ""}${p.label ? `<br>${escaped(p.label)}` : ""}<br>n ${number(p.n)}, ${number(p.errors)} errors${p.marks.length ? `<br>${escaped(p.marks.join(", "))}` : ""}<br>${written(new Date(p.at), "full")}`;
 // The last stretch goes on to the right edge, the others to the change that ended them.
 const until = (n) => data.stretches[n + 1]?.first ?? data.stretches[n].last;
-const range = [Math.max(0, low - pad), high + pad], first = Date.parse(data.points[0].at), end = Date.parse(data.points.at(-1).at), room = Math.max(36e5, (end - first) * 0.04);
+const range = [Math.max(0, low - pad), high + pad], first = Date.parse(data.points[0].at), end = Date.parse(data.points.at(-1).at), room = end > first ? Math.max(6e4, (end - first) * 0.04) : 36e5;
 chart("trend", () => ({
   data: [
     ...data.stretches.map((s, n) => ({ type: "scatter", mode: "lines", x: [s.first, until(n)], y: [s.median, s.median], line: { color: token("series-1"), width: 2 }, hoverinfo: "skip" })),
