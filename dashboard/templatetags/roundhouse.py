@@ -232,14 +232,6 @@ def signed_seconds(value: Any) -> str:
 
 
 @register.filter
-def ms_as_seconds(value: Any) -> str:
-    """Short times: two digits below 10 s, since time to first token is told to 10 ms."""
-    if value is None or value == "":
-        return ""
-    return f"{float(value) / 1000:.2f}" if abs(float(value)) < 10_000 else seconds(float(value) / 1000)
-
-
-@register.filter
 def rate(value: Any) -> str:
     """Tokens a second to three figures: 61, 57.3, 277, 1,239."""
     if value is None or value == "":

@@ -91,7 +91,7 @@ async function second(data, seq) {
     const set = (name, text) => setText(row.querySelector(`[data-v="${name}"]`), text);
     if (data.throughput_so_far_tok_s) { set("tput", charts.rate(data.throughput_so_far_tok_s)); if (each) set("per_user", charts.rate(each)); }
     for (const [name, value] of [["mean", data.e2e_mean_s], ["p50", data.e2e_p50_s], ["p99", data.e2e_p99_s]]) if (value !== null && value !== undefined) set(name, value.toFixed(value < 1 ? 2 : 1));
-    if (data.ttft_p50_ms !== null && data.ttft_p50_ms !== undefined) set("ttft", (data.ttft_p50_ms / 1000).toFixed(2));
+    if (data.ttft_p50_ms !== null && data.ttft_p50_ms !== undefined) set("ttft", charts.rate(data.ttft_p50_ms));
     if (level.requests) set("requests", `${data.finished} of ${level.requests}`);
     set("errors", String(data.errors));
   }

@@ -61,7 +61,7 @@ const line = (unit, left, right, practice) => words([[left, 0.6, unit, "middle l
 
 function hover(point) {
   return `${point.name}   ${rate(point.tput)} tok/s<br>mean ${number(point.mean, 1)} s<br>P50 ${number(point.p50, 1)} · P90 ${number(point.p90, 1)} · P99 ${number(point.p99, 1)} s`
-    + `<br>TTFT P50 ${point.ttft_p50_ms === null ? "n/a" : `${number(point.ttft_p50_ms / 1000, 2)} s`}<br>${point.errors} errors in ${point.finished + point.errors} requests`;
+    + `<br>TTFT P50 ${point.ttft_p50_ms === null ? "n/a" : `${rate(point.ttft_p50_ms)} ms`}<br>${point.errors} errors in ${point.finished + point.errors} requests`;
 }
 // `data`: `curves`; `live`: { x, tput, latency } of the level that runs, or null.
 export function sweepCharts(data, live = null) {

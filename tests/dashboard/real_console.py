@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -57,7 +58,9 @@ call_command("collectstatic", interactive=False, verbosity=0)
 def fill_state(state: Path) -> None:
     """Gives a new state folder an empty database of the newest schema, and static files: what every start would make anew, made once for all the
     consoles of a run. What makes them is what a launcher calls; tests of launchers begin without."""
-    made = Path(tempfile.gettempdir()) / "filled-state"
+    sources = [path for folder in ("static", "dashboard/migrations") for path in sorted((REPOSITORY / folder).rglob("*")) if path.is_file()]
+    of = hashlib.sha256("".join(f"{path} {path.stat().st_mtime_ns}\n" for path in sources).encode()).hexdigest()[:16]
+    made = Path(tempfile.gettempdir()) / f"filled-state-{of}"  # by a script of another day too: never older than what it is made of
     with made.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the workers of a run share the folder for temporary files
         if not made.exists():

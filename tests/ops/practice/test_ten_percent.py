@@ -43,6 +43,7 @@ def verdicts(servers: dict[str, Server], seed: int, level_seconds: float = 5.0) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_ten_percent_slower_is_found_and_the_same_server_is_not_called_different(servers: dict[str, Server]) -> None:
     """20 seeds take 17 minutes: 180 runs of five seconds."""
     found = [verdicts(servers, seed) for seed in range(SEEDS)]
