@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ops.command_line.output import WrongArguments, table
+from ops.command_line.output import WrongArguments, read_whole, table
 from ops.jobs.errors import BadInput
 
 if TYPE_CHECKING:
@@ -91,16 +91,7 @@ def _require_one_side(file: str, runs: list[dict[str, Any]]) -> None:
 def _runs(path: Path, *beside: Path) -> list[dict[str, Any]]:
     from ops.benchmark.formats import detect
 
-    return list(detect.read(path.name, _content(path), beside={one.name: _content(one) for one in beside}))
-
-
-def _content(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > FILE_LIMIT:
-            raise BadInput(f"`{path}` is too large for a result", why=f"It has {path.stat().st_size:,} bytes, at most {FILE_LIMIT:,} are read")
-        return path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"`{path}` cannot be read", why=error.strerror or str(error)) from error
+    return list(detect.read(path.name, read_whole(path, FILE_LIMIT), beside={one.name: read_whole(one, FILE_LIMIT) for one in beside}))
 
 
 def _floors(file: str | None) -> Floors:
@@ -109,7 +100,7 @@ def _floors(file: str | None) -> Floors:
 
     if file is None:
         return Floors()
-    content = _content(Path(file))
+    content = read_whole(Path(file), FILE_LIMIT)
     try:
         raw = json.loads(content)
     except (ValueError, RecursionError):

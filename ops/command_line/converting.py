@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ops.benchmark.request_record import RequestRecord
-from ops.command_line.output import from_arguments
+from ops.command_line.output import from_arguments, read_whole
 from ops.jobs.errors import BadInput, OpsError
 
 MOST_FILES = 200  # of a folder
@@ -23,15 +23,7 @@ def convert(arguments: argparse.Namespace) -> int:
 
     with from_arguments():
         paths = [path for text in arguments.file for path in _paths(Path(text))]
-    contents: dict[str, bytes] = {}
-    for path in paths:
-        name = str(path)
-        try:
-            if path.stat().st_size > MAX_BYTES:
-                raise BadInput(f"`{path}` is larger than {MAX_BYTES >> 20} MiB", hint="Leave the texts of the responses out of it")
-            contents[name] = path.read_bytes()
-        except OSError as error:
-            raise BadInput(f"`{path}` cannot be read", why=error.strerror or str(error)) from error
+    contents = {str(path): read_whole(path, MAX_BYTES) for path in paths}
     first, *_ = contents
     documents = detect.read(first, contents[first], beside={name: content for name, content in contents.items() if name != first})
     for word in dict.fromkeys(word for document in documents for word in document["warnings"]):

@@ -83,7 +83,7 @@ class StatusLine:
 
     def show(self, text: str) -> None:
         if self._terminal:
-            sys.stderr.write(f"\r\x1b[2K{text[:150]}")
+            sys.stderr.write(f"\r\x1b[2K{plain_text(text[:150])}")
             sys.stderr.flush()
             self._shown = True
 
@@ -95,7 +95,7 @@ class StatusLine:
 
     def say(self, text: str) -> None:
         self.clear()
-        print(text, file=sys.stderr, flush=True)
+        print(plain_text(text), file=sys.stderr, flush=True)
 
 
 
@@ -135,6 +135,18 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def read_whole(path: Path, most: int) -> bytes:
+    """A file's bytes. Raises BadInput for one that cannot be read, or holds more than `most` (a device may have no end, and no size either)."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    except (OSError, ValueError) as error:  # the latter: a NUL in the path
+        raise BadInput(f"`{path}` cannot be read", why=getattr(error, "strerror", None) or str(error)) from error
+    if len(content) > most:
+        raise BadInput(f"`{path}` is larger than {most >> 20} MiB", hint="Leave the texts of the responses out of it")
+    return content
 
 
 def read_end(name: str) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,10 +58,18 @@ def test_a_runs_folder_gives_single_requests_where_they_were_stored(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("name", "code", "word"), [("x.json", 1, "is no result that is known here"), ("none.json", 1, "cannot be read"),
-                                                    ("empty", 2, "There is no result in")])
+                                                    ("empty", 2, "There is no result in"), ("/dev/zero", 1, "is larger than 64 MiB")])
 def test_what_cannot_be_read_is_told(name: str, code: int, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.json").write_text('{"a": 1}')
     (tmp_path / "empty").mkdir()
     assert main(["convert", str(tmp_path / name), "--json"]) == code
     printed = capsys.readouterr()
     assert word in json.loads(printed.out)["error"]["what"] and printed.err.startswith("error: ")
+
+
+def test_a_disk_without_room_for_the_output_is_told_in_words(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_bytes(samples.raw(samples.VLLM))
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "ops", "convert", str(tmp_path / "run.json")], stdout=full, stderr=subprocess.PIPE, text=True,
+                              check=False)
+    assert done.returncode == 1 and done.stderr.endswith("error: The output cannot be written\nNo space left on device\n")
