@@ -94,7 +94,8 @@ class LevelMetrics:
 
     Throughputs are tokens (or requests) per second; `steady` ones are None where the window is empty. `marks`: words that say what the
     numbers are not good for (`short`, `client-bound`, `errors`, `counted by chunks`, `reasoning only`, `length not obeyed`, `cut`, `bunched`,
-    `overloaded`: fewer than 90 % of an open loop's requests came back at the rate at which they went out).
+    `never full`: a closed loop that never had its concurrency in flight; `overloaded`: fewer than 90 % of an open loop's requests came back at the
+    rate at which they went out).
     """
 
     load: str  # "closed" or "open"
@@ -409,6 +410,8 @@ def _marks(made: LevelMetrics, good: Sequence[RequestRecord], fixed: int | None,
     marks = []
     if made.sent < requests_for_full(made.value, made.load) or made.steady_s is None or made.steady_s < SHORT_WINDOW_S:
         marks.append("short")
+    if made.load == "closed" and made.steady_s is None and made.sent:
+        marks.append("never full")
     if made.error_rate is not None and made.error_rate > ERROR_RATE_LIMIT:
         marks.append("errors")
     if good and made.counted_by == "chunks":

@@ -13,11 +13,11 @@ from typing import Any
 
 from ops.benchmark import harmless
 from ops.benchmark.comparing.sides import Comparison
-from ops.benchmark.comparing.verdicts import percent
+from ops.benchmark.comparing.verdicts import in_brackets, percent, said
 
 CSV_HEAD = ("load", "value", "metric", "unit", "side", "baseline", "runs", "mean", "low", "high", "ratio_to_baseline", "ratio_low", "ratio_high",
             "verdict", "note", "p", "p_holm", "more_runs", "noise_floor", "noise_floor_from", "minimum_effect", "requests", "errors",
-            "withheld", "marks", "practice")
+            "withheld", "marks", "practice", "doubts")
 
 
 def to_json(comparison: Comparison) -> str:
@@ -46,7 +46,7 @@ def _rows(told: Mapping[str, Any]) -> Iterator[list[Any]]:
                     level["load"], level["value"], metric["name"], metric["unit"], side["name"], side["baseline"], has["runs"], value["mean"],
                     value["low"], value["high"], one.get("ratio"), one.get("low"), one.get("high"), one.get("word"), one.get("note"), one.get("p"),
                     one.get("p_holm"), one.get("more_runs"), one.get("floor"), one.get("floor_from"), one.get("minimum_effect"), has["requests"],
-                    has["errors"], has["withheld"], "; ".join(has["marks"]), side["practice"])]
+                    has["errors"], has["withheld"], "; ".join(has["marks"]), side["practice"], "; ".join(one.get("doubts") or ()))]
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -110,10 +110,13 @@ def ratio_words(verdict: Mapping[str, Any] | None) -> str:
 
 
 def verdict_words(verdict: Mapping[str, Any] | None) -> str:
-    """The word, with its note where there is one: "not tested: within the noise floor"."""
+    """The verdict as pages say it, the marks of its level beside it, and its note: "better (client-bound, short)", "not tested: another tool"."""
     if verdict is None:
         return "n/a"
-    return f"{verdict['word']}: {verdict['note']}" if verdict["note"] else str(verdict["word"])
+    told, note, marks = said(verdict), verdict["note"], in_brackets(verdict["doubts"])
+    if verdict["holds"] is False:
+        return f"{verdict['word']}{marks}: {note}"
+    return f"{told}{marks}: {note}" if note and note != told else f"{told}{marks}"
 
 
 def number(value: float | None, unit: str) -> str:

@@ -24,11 +24,12 @@ def floor_from_runs(values: Iterable[Any]) -> float | None:
 def floor_rows(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """[{load, value, metric, half_width, runs}] of runs of one configuration (of one kind of sweep, on one stack): the data of NOISE_FLOOR.
 
-    Levels that did not run to their end, or of which more than 1 % of the requests failed, are left out."""
+    Levels that did not run to their end, were never full, or of which more than 1 % of the requests failed, are left out."""
     found: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
     for document in documents:
         for level in readings.levels(document):
-            if readings.whole(level) and (readings.error_rate(level) or 0.0) <= readings.COMPARABLE_ERROR_RATE:
+            sound = readings.whole(level) and not readings.never_full(level)
+            if sound and (readings.error_rate(level) or 0.0) <= readings.COMPARABLE_ERROR_RATE:
                 found.setdefault(readings.place(level), []).append(level)
     rows = []
     for (load, value), levels in sorted(found.items()):

@@ -79,6 +79,17 @@ def whole(level: Mapping[str, Any]) -> bool:
     return level.get("state", "done") in ("done", None, "")
 
 
+NEVER_FULL = "never full"
+
+
+def never_full(level: Mapping[str, Any]) -> bool:
+    """A closed loop that never had its concurrency in flight: it is marked so, or had fewer requests than slots (what a tool does not report is no
+    reason)."""
+    load, value = place(level)
+    sent = finite(level.get("sent"))
+    return load == "closed" and (NEVER_FULL in words(level.get("marks")) or (sent is not None and 0 < sent < value))
+
+
 def ended(level: Mapping[str, Any]) -> int:
     return count(level.get("finished")) + count(level.get("errors"))
 

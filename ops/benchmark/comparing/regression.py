@@ -8,7 +8,20 @@ from typing import Any
 
 from ops.benchmark.comparing import keys, readings, student
 from ops.benchmark.comparing.floors import Floors
-from ops.benchmark.comparing.verdicts import BETTER, LEVEL, METRICS, NOT_DECIDED, VERDICTS, WITHIN, WORSE, compare_errors, compare_values, percent
+from ops.benchmark.comparing.verdicts import (
+    BETTER,
+    LEVEL,
+    METRICS,
+    NOT_DECIDED,
+    VERDICTS,
+    WITHIN,
+    WORSE,
+    compare_errors,
+    compare_values,
+    doubts,
+    in_brackets,
+    percent,
+)
 
 NOT_REPORTED = "not reported"
 
@@ -16,8 +29,8 @@ NOT_REPORTED = "not reported"
 def watch(document: Mapping[str, Any] | Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]],
           floors: Floors | Iterable[Any] | None = None, *, label: str = "") -> dict[str, Any]:
     """The data of REGRESSION: {baseline {run_ids, label, release, interleaved: false}, run_ids, levels [{load, value, label, comparable, why, metrics
-    [{metric, title, ratio, low, high, floor, floor_from, word, holds, more_runs}], errors}], words [sentence], outside (how many metrics lie
-    outside)}.
+    [{metric, title, ratio, low, high, floor, floor_from, word, holds, more_runs}], errors, doubts [mark]}], words [sentence], outside (how many
+    metrics lie outside)}.
 
     `document`: the run, or several that are one side. `word`: "within the noise floor", "outside it (−6.2 %), not tested" or "not reported"; a
     verdict only where both sides have three runs; `holds`: whether it stands after Holm's correction for all of them, and is counted (None: what
@@ -77,7 +90,7 @@ def _found(place: tuple[str, float], runs: Sequence[Mapping[str, Any]]) -> list[
 def _level(place: tuple[str, float], news: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]], floors: Floors) -> dict[str, Any]:
     load, value = place
     made: dict[str, Any] = {"load": load, "value": value, "label": readings.place_words(load, value), "comparable": False, "why": "", "metrics": [],
-                            "errors": ""}
+                            "errors": "", "doubts": []}
     new, old = _found(place, news), _found(place, runs)
     if not old:
         return made | {"why": "the baseline has no such level"}
@@ -87,6 +100,10 @@ def _level(place: tuple[str, float], news: Sequence[Mapping[str, Any]], runs: Se
             told = "; ".join(f"{keys.TITLES[name]} ({keys.shown(name, a)} then, {keys.shown(name, b)} now)" for name, a, b in found[:4])
             return made | {"why": f"not asked the same: {told}"}
     before, after = [level for _, level in old], [level for _, level in new]
+    if any(readings.never_full(level) for level in (*before, *after)):
+        whose = "it" if any(map(readings.never_full, after)) else "the baseline"
+        return made | {"why": f"never full: {whose} did not have {value:g} requests in flight at any time"}
+    made["doubts"] = list(doubts([*before, *after]))
     errors = compare_errors(before, after)
     rates = [readings.error_rate(one) or 0.0 for one in (*before, *after)]
     if max(rates) > readings.COMPARABLE_ERROR_RATE and errors.word not in VERDICTS:
@@ -108,7 +125,7 @@ def _words(levels: Sequence[Mapping[str, Any]]) -> list[str]:
         if not level["comparable"]:
             sentence = f"{level['label']}: not held against the baseline, {level['why']}"
         else:
-            sentence = f"{level['label']}: {_sentence(level['metrics'])}"
+            sentence = f"{level['label']}{in_brackets(level['doubts'])}: {_sentence(level['metrics'])}"
         told.append(f"{sentence}; {level['errors']}" if level["errors"] else sentence)
     return told
 

@@ -27,6 +27,8 @@ from ops.benchmark.comparing.verdicts import (
     Verdict,
     compare_errors,
     compare_values,
+    doubts,
+    in_brackets,
     percent,
 )
 from ops.jobs.errors import BadInput
@@ -172,6 +174,9 @@ class _Comparing:
         if self.blocked[index]:
             return self.blocked[index]
         for one in (self.base, side):
+            if any(readings.never_full(level) for level in one.whole_at(place)):
+                return f"never full: {one.name} did not have {place[1]:g} requests in flight at any time"
+        for one in (self.base, side):
             if own := one.own_differences(place):
                 return f"the runs of {one.name} differ among themselves: {_named(own)}"
         if differing := self._differences(index, place):
@@ -198,8 +203,9 @@ class _Comparing:
         if withheld == "no such level on both sides":
             return {}
         withheld = withheld or self._failing(index, place)
-        found = {metric: compare_values(self.base.values(place, metric), side.values(place, metric), metric, self.floors.lookup(*place, metric),
-                                        withheld=withheld) for metric in METRICS}
+        beside = doubts([*self.base.whole_at(place), *side.whole_at(place)])
+        found = {metric: replace(compare_values(self.base.values(place, metric), side.values(place, metric), metric,
+                                                self.floors.lookup(*place, metric), withheld=withheld), doubts=beside) for metric in METRICS}
         failed = self._errors(index, place)
         if failed is None or failed.word not in VERDICTS:
             return found
@@ -331,6 +337,7 @@ class _Comparing:
 
 
 _MARKS = {
+    "never full": "Fewer requests were in flight at once than the level says, so it gets no verdict",
     "client-bound": "The client was at its limit, so these numbers tell of the client", "reasoning only": "Many requests ended before any answer",
     "bunched": "Chunks came in bunches, so times between tokens say little", "length not obeyed": "The server did not keep to the length asked for",
     "short": "Few requests, or a short window",
@@ -388,7 +395,7 @@ def _headline_words(name: str, baseline: str, made: Mapping[str, Any], places: l
                  f"{'pair' if made['pairs'] == 1 else 'pairs'} of runs"]
     for word in (BETTER, WORSE):
         told = [f"{METRICS[metric].title} at {_listed(at)}" for metric in METRICS
-                if (at := [readings.place_words(*place) for place in places
+                if (at := [readings.place_words(*place) + in_brackets(verdicts[place][metric].doubts) for place in places
                            if verdicts[place][metric].word == word and verdicts[place][metric].holds])]
         if told:
             sentences.append(f"{word}: {', '.join(told)}")

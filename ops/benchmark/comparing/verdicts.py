@@ -50,7 +50,8 @@ class Verdict:
     `word`: one of the four verdicts, or "not tested" with `note` saying why. `p`: of no difference; `p_holm`: the same after Holm's correction
     over all levels and metrics of the comparison, `holds`: a `better` or `worse` that stands after it too (where it does not, `note` says so).
     `more_runs`: so many more a side would decide, if the spread stays what it is; None where it is decided, or where more runs would not. `floor`:
-    a share, `floor_from` "measured" or "default". `by_errors`: the word is of the level's failed requests, which beat what the values say.
+    a share, `floor_from` "measured" or "default". `by_errors`: the word is of the level's failed requests, which beat what the values say. `doubts`:
+    marks of either side's level that stand right beside the word, because it may tell of something else.
     """
 
     metric: str
@@ -69,9 +70,33 @@ class Verdict:
     p_holm: float | None = None
     holds: bool | None = None
     by_errors: bool = False
+    doubts: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"doubts": list(self.doubts)}
+
+
+DOUBTS = ("client-bound", "short")  # marks that are said beside each verdict on their level
+
+
+def doubts(levels: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Those of DOUBTS that some of these levels has."""
+    marks = {mark for level in levels for mark in readings.words(level.get("marks"))}
+    return tuple(mark for mark in DOUBTS if mark in marks)
+
+
+def in_brackets(marks: Iterable[str]) -> str:
+    """" (client-bound, short)"; nothing without any."""
+    told = ", ".join(marks)
+    return f" ({told})" if told else ""
+
+
+def said(verdict: Mapping[str, Any]) -> str:
+    """A verdict in few words, the same on every page and in every file: of what was not tested, whether it lies within the noise floor."""
+    word, note = str(verdict.get("word")), str(verdict.get("note") or "")
+    if word != NOT_TESTED:
+        return f"{word}, by itself" if verdict.get("holds") is False else word
+    return note if note == WITHIN or note.startswith(OUTSIDE) else word
 
 
 def percent(ratio: float) -> str:
@@ -150,13 +175,13 @@ class _Making:
                        self.known.minimum_effect)
 
 
-WITHIN = "within the noise floor"
+WITHIN, OUTSIDE = "within the noise floor", "outside it"
 BY_ITSELF = "by itself, not after Holm's correction for all levels and metrics"  # of a better or worse among many
 
 
 def floor_words(ratio: float, floor: float) -> str:
     """What may be said of too few runs."""
-    return WITHIN if not beyond(ratio, floor) else f"outside it ({percent(ratio)}), not tested"
+    return WITHIN if not beyond(ratio, floor) else f"{OUTSIDE} ({percent(ratio)}), not tested"
 
 
 def _more_runs(logs_a: Sequence[float], logs_b: Sequence[float], metric: Metric, floor: float) -> tuple[int | None, str]:

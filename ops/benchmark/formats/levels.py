@@ -113,6 +113,8 @@ def finish(level: dict[str, Any]) -> None:
     few = level["load"] == "closed" and asked is not None and asked < requests_for_full(level["concurrency"])
     if few or (level["whole_s"] is not None and level["whole_s"] < SHORT_WINDOW_S):
         level["marks"].append("short")
+    if level["load"] == "closed" and asked is not None and 0 < asked < level["concurrency"]:
+        level["marks"].append("never full")
     if level["error_rate"] is not None and level["error_rate"] > ERROR_RATE_LIMIT:
         level["marks"].append("errors")
 
