@@ -20,6 +20,7 @@ ANCILLARY = socket.CMSG_SPACE(TIMESPEC.size)
 LONGEST_NS = 1_000_000  # a segment that seems to have waited longer for us is looked at twice: has the wall clock been set?
 STEP_NS = 1_000_000  # the clocks' distance is known to microseconds; more than this is a step
 LOOK_NS = 10_000_000
+STRANGE_NS = 100_000_000  # no segment waits so long, but when the wall clock was set back: looked at each time
 
 
 def ask_for_stamps(to: socket.socket) -> bool:
@@ -47,7 +48,8 @@ class KernelClock:
 
     def corrected(self, kernel_ns: int, now: int) -> int:
         """The stamp for a kernel time that, with the distance known so far, lies after `now` or LONGEST_NS before it."""
-        if kernel_ns - self.offset > now or now - self._looked_at > LOOK_NS:
+        waited = now - (kernel_ns - self.offset)
+        if waited < 0 or waited > STRANGE_NS or now - self._looked_at > LOOK_NS:
             self._look()
         return min(kernel_ns - self.offset, now)
 

@@ -10,7 +10,7 @@ MARKS = {
     "counted by chunks": "the server sent no usage, so chunks stand for tokens: never compared with a level whose tokens were counted",
     "reasoning only": "more than 10 % of the answers ended by length before any content: ask for a larger max_tokens",
     "length not obeyed": "more than 1 % of the answers had another length than was demanded",
-    "cut": "some requests were ended before they had finished, because the level's time was over",
+    "cut": "some requests were ended before they had finished, because the level's time was over or somebody ended it",
     "bunched": "more than half of all chunks came in the same read as the one before: something between buffers the stream",
     "overloaded": "fewer than 90 % of the requests came back at the rate at which they went out: latencies tell of how long that went on",
     "length not counted": "the tool gave the length that was asked for as the output tokens, and its own count of the text is lower",

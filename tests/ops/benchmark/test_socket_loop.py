@@ -263,3 +263,12 @@ def test_the_loop_does_what_other_loops_do() -> None:
         return got
 
     assert len(run(work)) == 5_000_000
+
+
+def test_a_clock_that_was_set_back_right_after_a_look_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = KernelClock()
+    monkeypatch.setattr("ops.benchmark.kernel_stamps.LOOK_NS", 1 << 60)  # as if the last look had been this very moment
+    monkeypatch.setattr("ops.benchmark.kernel_stamps.time_ns", lambda: time.time_ns() - 3_600_000_000_000)
+    now = perf_counter_ns()
+    stamp = clock.corrected(time.time_ns() - 3_600_000_000_000, now)
+    assert clock.steps == 1 and abs(now - stamp) < 1_000_000_000
