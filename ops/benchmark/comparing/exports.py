@@ -13,7 +13,7 @@ from typing import Any
 
 from ops.benchmark import harmless
 from ops.benchmark.comparing.sides import Comparison
-from ops.benchmark.comparing.verdicts import in_brackets, percent, said
+from ops.benchmark.comparing.verdicts import in_words, percent
 
 CSV_HEAD = ("load", "value", "metric", "unit", "side", "baseline", "runs", "mean", "low", "high", "ratio_to_baseline", "ratio_low", "ratio_high",
             "verdict", "note", "p", "p_holm", "more_runs", "noise_floor", "noise_floor_from", "minimum_effect", "requests", "errors",
@@ -110,13 +110,8 @@ def ratio_words(verdict: Mapping[str, Any] | None) -> str:
 
 
 def verdict_words(verdict: Mapping[str, Any] | None) -> str:
-    """The verdict as pages say it, the marks of its level beside it, and its note: "better (client-bound, short)", "not tested: another tool"."""
-    if verdict is None:
-        return "n/a"
-    told, note, marks = said(verdict), verdict["note"], in_brackets(verdict["doubts"])
-    if verdict["holds"] is False:
-        return f"{verdict['word']}{marks}: {note}"
-    return f"{told}{marks}: {note}" if note and note != told else f"{told}{marks}"
+    """The verdict as pages say it, with the marks of its level and its note; "n/a" where there is none."""
+    return "n/a" if verdict is None else in_words(verdict)
 
 
 def number(value: float | None, unit: str) -> str:

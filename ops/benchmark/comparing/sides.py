@@ -18,6 +18,7 @@ from ops.benchmark.comparing.verdicts import (
     BY_ITSELF,
     LEVEL,
     METRICS,
+    NO_VERDICT,
     NOT_DECIDED,
     NOT_TESTED,
     SAME,
@@ -375,7 +376,7 @@ def _values_by_place(side: _Prepared, places: list[Place]) -> list[dict[Place, f
 
 def _counted(places: list[Place], verdicts: dict[Place, dict[str, Verdict]], name: str) -> dict[str, int]:
     """Levels by verdict; a `better` or `worse` that Holm's correction does not leave standing counts as not decided."""
-    counts = dict.fromkeys((*VERDICTS, NOT_TESTED), 0)
+    counts = dict.fromkeys((*VERDICTS, NOT_TESTED, NO_VERDICT), 0)
     for place in places:
         one = verdicts[place][name]
         counts[NOT_DECIDED if one.holds is False else one.word] += 1

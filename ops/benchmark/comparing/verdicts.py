@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ops.benchmark.comparing import readings, student
 
 BETTER, WORSE, SAME, NOT_DECIDED, NOT_TESTED = "better", "worse", "same", "not decided", "not tested"
+NO_VERDICT = "no verdict"
 VERDICTS = (BETTER, WORSE, SAME, NOT_DECIDED)
 MIN_RUNS = 3
 LEVEL = 0.95
@@ -47,11 +48,11 @@ METRICS: dict[str, Metric] = {
 class Verdict:
     """B against A. `ratio`, `low`, `high`: B to A, 95 % (the bounds from two runs a side); None where there is no value on a side.
 
-    `word`: one of the four verdicts, or "not tested" with `note` saying why. `p`: of no difference; `p_holm`: the same after Holm's correction
-    over all levels and metrics of the comparison, `holds`: a `better` or `worse` that stands after it too (where it does not, `note` says so).
-    `more_runs`: so many more a side would decide, if the spread stays what it is; None where it is decided, or where more runs would not. `floor`:
-    a share, `floor_from` "measured" or "default". `by_errors`: the word is of the level's failed requests, which beat what the values say. `doubts`:
-    marks of either side's level that stand right beside the word, because it may tell of something else.
+    `word`: one of the four verdicts; "not tested" of too few runs; "no verdict" where it is withheld, `note` saying why. `p`: of no difference;
+    `p_holm`: the same after Holm's correction over all levels and metrics of the comparison, `holds`: a `better` or `worse` that stands after it too
+    (where it does not, `note` says so). `more_runs`: so many more a side would decide, if the spread stays what it is; None where it is decided, or
+    where more runs would not. `floor`: a share, `floor_from` "measured" or "default". `by_errors`: the word is of the level's failed requests, which
+    beat what the values say. `doubts`: marks of either side's level that stand right beside the word, because it may tell of something else.
     """
 
     metric: str
@@ -92,11 +93,16 @@ def in_brackets(marks: Iterable[str]) -> str:
 
 
 def said(verdict: Mapping[str, Any]) -> str:
-    """A verdict in few words, the same on every page and in every file: of what was not tested, whether it lies within the noise floor."""
-    word, note = str(verdict.get("word")), str(verdict.get("note") or "")
-    if word != NOT_TESTED:
-        return f"{word}, by itself" if verdict.get("holds") is False else word
-    return note if note == WITHIN or note.startswith(OUTSIDE) else word
+    """A verdict in the fewest words, the same on every page and in every file: one that falls to Holm's correction is said to be by itself."""
+    word = str(verdict.get("word"))
+    return f"{word}, by itself" if verdict.get("holds") is False else word
+
+
+def in_words(verdict: Mapping[str, Any]) -> str:
+    """The same with what stands beside it: "better (client-bound, short)", "not tested: outside it (−6.2 %)", "no verdict: another tool"."""
+    told = said(verdict) + in_brackets(verdict.get("doubts") or ())
+    note = str(verdict.get("note") or "").removesuffix(", not tested").removeprefix("by itself, ")
+    return f"{told}: {note}" if note else told
 
 
 def percent(ratio: float) -> str:
@@ -117,15 +123,17 @@ def compare_values(a: Iterable[Any], b: Iterable[Any], metric: str, floor: float
     side_b = [value for one in b if (value := readings.positive(one)) is not None]
     made = _Making(known, metric, half_width, source, len(side_a), len(side_b))
     if not side_a or not side_b:
-        return made.verdict(None, NOT_TESTED, withheld or "not reported on both sides")
+        return made.verdict(None, NO_VERDICT, withheld or "not reported on both sides")
     logs_a, logs_b = [math.log(value) for value in side_a], [math.log(value) for value in side_b]
     if min(len(logs_a), len(logs_b)) < 2:
         ratio = math.exp(student.mean(logs_b) - student.mean(logs_a))
-        return made.verdict(ratio, NOT_TESTED, withheld or made.against_floor(ratio), more_runs=None if withheld else made.missing)
+        if withheld:
+            return made.verdict(ratio, NO_VERDICT, withheld)
+        return made.verdict(ratio, NOT_TESTED, made.against_floor(ratio), more_runs=made.missing)
     found = student.welch(logs_a, logs_b, LEVEL)
     ratio, low, high = math.exp(found.effect), _exp(found.low), _exp(found.high)
     if withheld:
-        return made.verdict(ratio, NOT_TESTED, withheld, low, high)
+        return made.verdict(ratio, NO_VERDICT, withheld, low, high)
     if made.missing:
         return made.verdict(ratio, NOT_TESTED, made.against_floor(ratio), low, high, more_runs=made.missing)
     word = decide(ratio, low, high, known, half_width)

@@ -23,7 +23,7 @@ def test_json_is_the_whole_comparison() -> None:
 def test_csv_has_a_row_for_each_level_metric_and_side_and_leaves_the_unknown_empty() -> None:
     found = list(csv.DictReader(io.StringIO(to_csv(compare([Side("A", side([277])), Side("B", [run(level(8, None))])])))))
     assert len(found) == 12
-    assert (found[0]["mean"], found[0]["ratio_to_baseline"], found[1]["mean"], found[1]["verdict"]) == ("277.0", "", "", "not tested")
+    assert (found[0]["mean"], found[0]["ratio_to_baseline"], found[1]["mean"], found[1]["verdict"]) == ("277.0", "", "", "no verdict")
     assert {row["practice"] for row in found} == {"no"}
 
 

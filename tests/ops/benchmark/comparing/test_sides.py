@@ -11,6 +11,7 @@ import pytest
 from ops.benchmark.comparing import exports
 from ops.benchmark.comparing.floors import Floors
 from ops.benchmark.comparing.sides import Side, compare
+from ops.benchmark.comparing.verdicts import in_words
 from ops.jobs.errors import BadInput
 from tests.ops.benchmark.comparing.documents import level, run, side
 
@@ -66,7 +67,7 @@ def test_levels_without_a_partner_are_listed() -> None:
 
 def test_another_length_is_drawn_and_named_and_only_the_verdict_is_withheld() -> None:
     told = against(side([277, 280, 274]), side([250, 252, 248], settings={"max_tokens": 512}))
-    assert word(told) == ("not tested", "not comparable: output tokens asked for (128 against 512)")
+    assert word(told) == ("no verdict", "not comparable: output tokens asked for (128 against 512)")
     assert told["levels"][0]["verdicts"][1]["output_tok_s"]["ratio"] == pytest.approx(0.9025, abs=0.0001)
     assert told["key_differences"] == [{"name": "max_tokens", "title": "output tokens asked for", "values": ["128", "512"], "levels": ["C=8"]}]
 
@@ -78,7 +79,7 @@ def test_another_length_is_drawn_and_named_and_only_the_verdict_is_withheld() ->
 def test_some_sides_never_get_a_verdict(other: dict[str, Any], why: str) -> None:
     told = against(side([277, 280, 274]), side([250, 252, 248], **other))
     assert told["sides"][1]["blocked"] == why
-    assert word(told) == ("not tested", why)
+    assert word(told) == ("no verdict", why)
     assert f"B gets no verdict: {why}" in told["notes"]
 
 
@@ -115,7 +116,7 @@ def test_errors_and_counts_that_a_tool_does_not_report_are_not_zero() -> None:
 def test_more_than_one_percent_of_errors_on_both_sides_leaves_nothing_to_compare() -> None:
     told = against(*([run(level(8, tok, errors=5, errors_by_kind={"http_500": 5}), started_at=float(i + 1)) for i, tok in enumerate(side_of)]
                      for side_of in ([277, 280, 274], [250, 252, 248])))
-    assert word(told) == ("not tested", "more than 1 % of the requests failed in A")
+    assert word(told) == ("no verdict", "more than 1 % of the requests failed in A")
 
 
 def test_a_level_of_which_too_many_requests_failed_is_not_in_the_mean_of_the_headline() -> None:
@@ -154,7 +155,7 @@ def test_a_decision_that_falls_to_holms_correction_counts_as_not_decided_in_the_
     told = against(a, b)
     one = told["levels"][0]["verdicts"][1]["output_tok_s"]
     assert (one["word"], one["holds"]) == ("worse", False)
-    assert told["headlines"][1]["counts"]["output_tok_s"] == {"better": 0, "worse": 0, "same": 0, "not decided": 4, "not tested": 0}
+    assert told["headlines"][1]["counts"]["output_tok_s"] == {"better": 0, "worse": 0, "same": 0, "not decided": 4, "not tested": 0, "no verdict": 0}
 
 
 def test_a_measured_floor_above_the_effect_keeps_the_verdict_back() -> None:
@@ -184,3 +185,24 @@ def test_documents_of_nonsense_are_compared_without_a_crash_and_without_a_number
                       {"concurrency": None}, 7, {"value": float("inf")}, {"value": 10**400}], "settings": [], "fingerprint": "x", "started_at": "now"}
     told = against([odd, *side([277])], [odd, {"levels": None}, *side([1e308, 5e-324])])
     assert json.loads(json.dumps(told, allow_nan=False)) == told
+
+
+def test_marks_of_either_side_stand_beside_the_word_in_the_headline_and_in_every_file() -> None:
+    a, b = side([277, 280, 274]), side([250, 252, 248], start=30)
+    a[1]["levels"][0]["marks"], b[0]["levels"][0]["marks"] = ["client-bound", "bunched"], ["short"]
+    found = compare([Side("A", a), Side("B", b)])
+    told = found.as_dict()
+    assert told["levels"][0]["verdicts"][1]["output_tok_s"]["doubts"] == ["client-bound", "short"]
+    assert "worse: Output throughput at C=8 (client-bound, short)" in told["headlines"][1]["words"]
+    assert "| worse (client-bound, short) |" in exports.to_markdown(found)
+    assert "client-bound; short" in exports.to_csv(found)
+
+
+@pytest.mark.parametrize(("verdict", "words"), [
+    ({"word": "better", "holds": True, "doubts": ["short"]}, "better (short)"),
+    ({"word": "better", "holds": False, "note": "by itself, not after the correction"}, "better, by itself: not after the correction"),
+    ({"word": "not tested", "note": "outside it (−9.7 %), not tested"}, "not tested: outside it (−9.7 %)"),
+    ({"word": "no verdict", "note": "another tool", "doubts": ["short"]}, "no verdict (short): another tool"),
+], ids=["doubted", "by-itself", "too-few", "withheld"])
+def test_one_function_says_every_verdict(verdict: dict[str, Any], words: str) -> None:
+    assert in_words(verdict) == words

@@ -55,12 +55,12 @@ def test_fewer_than_three_runs_a_side_are_not_tested(a: list[float], b: list[flo
 
 def test_what_is_no_number_is_no_value() -> None:
     found = compare_values([100, None, float("nan"), True, "9", -1, 0, 10**400], [float("inf")], "output_tok_s")
-    assert (found.n_a, found.n_b, found.ratio, found.word, found.note) == (1, 0, None, "not tested", "not reported on both sides")
+    assert (found.n_a, found.n_b, found.ratio, found.word, found.note) == (1, 0, None, "no verdict", "not reported on both sides")
 
 
 def test_a_verdict_can_be_withheld_and_the_ratio_stands() -> None:
     found = compare_values([100, 101, 99], [80, 81, 79], "output_tok_s", withheld="another tool")
-    assert (found.word, found.note, found.p) == ("not tested", "another tool", None)
+    assert (found.word, found.note, found.p) == ("no verdict", "another tool", None)
     assert found.ratio == pytest.approx(0.8, abs=0.001)
 
 
