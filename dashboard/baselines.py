@@ -13,6 +13,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 
 from dashboard import noise_floors, permissions, run_documents
+from dashboard.deciding import SIDE_MOST
 from dashboard.models import AuditEntry, BenchmarkRun, Service
 from dashboard.templatetags.roundhouse import short_release
 from ops.benchmark.comparing import readings
@@ -21,7 +22,6 @@ from ops.benchmark.comparing.verdicts import METRICS
 from ops.jobs.errors import BadInput
 
 SNAPSHOT_BYTES = 120 * 1024  # of a job's params, which hold at most 256 KiB
-SIDE_MOST = 12  # runs of one side
 # Of a level: what a ratio is taken of, what makes levels comparable, and what stands in the way
 _LEVEL = frozenset(METRICS) | frozenset(TITLES) | {
     "load", "value", "concurrency", "state", "requests", "sent", "finished", "errors", "error_rate", "errors_by_kind", "marks", "prompt_words",
@@ -62,12 +62,14 @@ def unpin(service: Service, user: User) -> None:
 
 
 def side_of(run: BenchmarkRun) -> list[BenchmarkRun]:
-    """The run, and those that belong to the same group and are equal in kind, model and stack; in the order in which they were measured."""
+    """The run, and those that belong to the same group and are equal in kind, model and stack; in the order in which they were measured.
+    Of more than one side may have, the first ones and the run itself."""
     if run.group is None:
         return [run]
     runs = BenchmarkRun.objects.filter(group=run.group, service=run.service, model=run.model, stack=run.stack, sweep_key=run.sweep_key,
                                        tool=run.tool, state="done").order_by("group_index", "started_at")
-    return list(runs[:SIDE_MOST]) or [run]
+    kept = list(runs[:SIDE_MOST])
+    return kept if run in kept else [*kept[:SIDE_MOST - 1], run]
 
 
 def label(run: BenchmarkRun) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from django.urls import reverse
 
 from dashboard import comparison_words as words
-from dashboard import noise_floors, practice_reference
+from dashboard import deciding, noise_floors, practice_reference
 from dashboard.charts import level_key as short_name
 from dashboard.charts import level_name
 from dashboard.compared_sides import COLOURS, MARKERS, Chosen, address
@@ -25,9 +25,8 @@ from dashboard.templatetags.roundhouse import short_release, version
 from ops.benchmark.comparing import readings, student
 from ops.benchmark.comparing.floors import Floors
 from ops.benchmark.comparing.sides import Comparison, Side, compare
-from ops.benchmark.comparing.verdicts import METRICS, MIN_RUNS
+from ops.benchmark.comparing.verdicts import METRICS
 
-MORE_AT_ONCE = 10  # runs that one press of a button measures
 LOADS = ("closed", "open")
 POINT = {"output_tok_s": "tput", "tpot_p50_ms": "tpot", "ttft_p50_ms": "ttft", "ttft_p99_ms": "ttft99", "e2e_p50_s": "p50", "e2e_p99_s": "p99"}
 PERCENTS = (10, 25, 50, 75, 90, 99)  # of the table beside an ECDF
@@ -282,11 +281,8 @@ def more_runs(side: Chosen, verdicts: Verdicts) -> dict[str, Any] | None:
         return None
     if not any(one.get("ratio") is not None for key, one in verdicts.items() if side.at in (0, key[0])):
         return None  # no level in common
-    more = MIN_RUNS - len(side.runs)
-    if more <= 0:
-        open_ones = [one for key, one in verdicts.items() if key[0] == side.at and one.get("word") == "not decided"]
-        more = max((one["more_runs"] for one in open_ones if one.get("more_runs")), default=0)
-    return {"run": run.pk, "more": min(more, MORE_AT_ONCE)} if more > 0 else None
+    more = deciding.more_runs(len(side.runs), (one for key, one in verdicts.items() if key[0] == side.at))
+    return {"run": run.pk, "more": more.now, "needed": more.needed} if more.now else None
 
 
 def tables(sides: Sequence[Chosen], points: Sequence[Sequence[Mapping[str, Any]]], values: Sequence[float], load: str) -> dict[str, Any]:

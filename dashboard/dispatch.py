@@ -28,6 +28,7 @@ from kombu.exceptions import OperationalError as BrokerError
 from redis.exceptions import RedisError
 
 from dashboard import baselines, permissions, redis_clients, run_summaries
+from dashboard.deciding import MORE_AT_ONCE
 from dashboard.models import AuditEntry, BenchmarkRun, Channel, Job, JobEvent, JobLock, LockFence, Node, Service, ShelvedPatch
 from ops.benchmark.comparing.verdicts import MIN_RUNS
 from ops.jobs import streams
@@ -54,7 +55,7 @@ CONTROL_KINDS = ("start", "stop", "restart", "reset-failed", "leftovers", "diagn
 LEFTOVERS_LOOKED_AT = 50  # events of this node's jobs, newest first: what may be ended was listed in one of them
 MODES = ("full", "restore")  # ways to make a release: ops/environments/plan.py
 LABEL_LENGTH = 120
-REPEATS_MOST, NOISE_RUNS, NOISE_RUNS_LEAST = 12, 6, MIN_RUNS  # runs of one job
+REPEATS_MOST, NOISE_RUNS, NOISE_RUNS_LEAST = MORE_AT_ONCE, 6, MIN_RUNS  # runs of one job
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}\Z")
 
 
@@ -147,12 +148,15 @@ def start_sweep(*, service: Service, settings: SweepSettings, user: AbstractBase
 
 def start_noise_floor(*, service: Service, settings: SweepSettings, user: AbstractBaseUser | None, repeats: int = NOISE_RUNS,
                       idempotency_key: str | None = None) -> Job:
-    """Measures the same configuration `repeats` times, to know how much it differs from itself. Raises BadInput for fewer than three."""
+    """Measures the same configuration `repeats` times, to know how much it differs from itself. Raises BadInput for fewer than three, and for
+    levels that are never full."""
     if not NOISE_RUNS_LEAST <= repeats <= REPEATS_MOST:
         raise BadInput(f"A noise floor of {repeats} runs cannot be", why="Below three runs there is no spread",
                        hint=f"From {NOISE_RUNS_LEAST} to {REPEATS_MOST}")
+    params = _sweep_params(settings, repeats)
+    settings.check_floor()
     return start(type="noise-floor", node=service.node, service=service, user=user, idempotency_key=idempotency_key,
-                 params=_sweep_params(settings, repeats))
+                 params=params)
 
 
 def start_decide(*, run: BenchmarkRun, more: int, user: AbstractBaseUser | None, idempotency_key: str | None = None) -> Job:

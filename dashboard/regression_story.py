@@ -8,7 +8,7 @@ from uuid import UUID
 
 from django.urls import reverse
 
-from dashboard import baselines, dispatch, noise_floors
+from dashboard import baselines, deciding, noise_floors
 from dashboard.models import BenchmarkRun, Job, NoiseFloor
 from dashboard.templatetags.roundhouse import short_release
 from ops.benchmark.comparing import readings
@@ -17,7 +17,7 @@ from ops.benchmark.comparing.verdicts import METRICS, MIN_RUNS, NOT_TESTED, VERD
 from ops.jobs.errors import BadInput
 
 SHOWN = ("output_tok_s", "tpot_p50_ms", "ttft_p50_ms", "e2e_p99_s")
-LEVELS_MOST, WORDS_MOST, RUNS_MOST = 32, 64, 24
+LEVELS_MOST, WORDS_MOST, RUNS_MOST = 32, 64, deciding.SIDE_MOST
 OUTSIDE = "outside"  # how the words of a value beyond the floor begin
 MARKS = {"better": ("up", "better"), "worse": ("fall", "worse"), "same": ("same", ""), "not decided": ("ask", ""), NOT_TESTED: ("skip", "")}
 
@@ -26,8 +26,8 @@ def panel(job: Job, run: BenchmarkRun | None) -> dict[str, Any] | None:
     """What the job's sweep was found to be against the baseline; None where it was held against none.
 
     `rows`: a level each, a cell for each of SHOWN. `have`, `base_have`: runs a side; `more`: how many more this side needs, or would decide what
-    three did not (0: none); `held`: levels that could be held against it; `why_not`: why more cannot be measured now, or "". `verdicts`: the
-    headline, once both sides have three runs.
+    three did not (dashboard/deciding.py); `held`: levels that could be held against it; `why_not`: why more cannot be measured now, or "".
+    `verdicts`: the headline, once both sides have three runs.
     """
     told = readings.mapping((job.result or {}).get("regression"))
     if not told:
@@ -38,7 +38,7 @@ def panel(job: Job, run: BenchmarkRun | None) -> dict[str, Any] | None:
     label, release = readings.text(named.get("label")) or (baselines.label(base[0]) if base else ""), readings.text(named.get("release"))
     made: dict[str, Any] = {
         "label": label, "release": "" if short_release(release) in label else release,
-        "base": base, "run": run, "have": len(mine), "base_have": len(base), "more": max(0, MIN_RUNS - len(mine)), "need": MIN_RUNS,
+        "base": base, "run": run, "have": len(mine), "base_have": len(base), "more": deciding.more_runs(len(mine), ()), "need": MIN_RUNS,
         "titles": [METRICS[name].title for name in SHOWN], "words": readings.words(told.get("words"))[:WORDS_MOST],
         "compare": f"{reverse('compare')}?{urlencode([('side', _ids(base)), ('side', _ids(mine))])}" if base and mine else "",
         "verdicts": None, "outside": 0, "held": 0}
@@ -109,9 +109,8 @@ def _decided(base: list[BenchmarkRun], mine: list[BenchmarkRun], run: BenchmarkR
         failed = level["errors"][1]
         rows.append({"label": level["label"], "why": (level["sides"][1] or {}).get("withheld", ""), "cells": cells, "comparable": True,
                      "errors": failed["note"] if failed and failed["word"] in ("worse", "better") else ""})
-    headline = found["headlines"][1]
-    more = headline["more_runs"]
-    return {"verdicts": headline["words"], "rows": rows, "more": min(more, dispatch.REPEATS_MOST) if isinstance(more, int) else 0}
+    more = deciding.more_runs(len(mine), (one for level in found["levels"] for one in (level["verdicts"][1] or {}).values()))
+    return {"verdicts": found["headlines"][1]["words"], "rows": rows, "more": more}
 
 
 def noise_panel(job: Job) -> dict[str, Any] | None:

@@ -207,6 +207,8 @@ def warnings(form: SweepForm) -> list[str]:
     if made.endpoint_kind == "completions":
         told.append("The completions endpoint hides a reasoning model's thinking: its tokens are counted, but nobody sees them. Use chat completions "
                     "unless this is what your users call.")
+    if few := made.never_full():
+        told.append(f"{few}. Such a level gets no verdict, and no noise floor can be made of it.")
     if made.load == "open" and made.max_in_flight:
         told.append(f"With at most {made.max_in_flight} in flight the arrivals queue in the client: the delay is measured and shown.")
     if (floor := dispatch.NOISE_RUNS_LEAST) > made.repeats:

@@ -58,6 +58,7 @@ def measure_noise_floor(context: Context) -> str:
     settings = settings_of(context, default_repeats=NOISE_RUNS)
     if settings.repeats < floors.MIN_RUNS:
         raise BadInput(f"A noise floor needs {floors.MIN_RUNS} runs, not {settings.repeats}", hint=f"Ask for {NOISE_RUNS} repeats")
+    settings.check_floor()
     results = _measure(context, settings)
     rows = floors.floor_rows([result.as_dict() for result in results])
     if not rows:

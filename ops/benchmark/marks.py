@@ -5,6 +5,7 @@ from __future__ import annotations
 MARKS = {
     "short": "fewer requests than 10 × C (5 × C above 16; of a rate, those of a minute), or less than 30 s of steady window: good for a look, not "
              "for a comparison",
+    "never full": "at no time were C requests in flight, so this is no level of that concurrency: it gets no verdict and is in no noise floor",
     "client-bound": "the client was too slow to be believed: its own lag was above 5 % of the median gap between chunks, or its CPU above 80 %",
     "errors": "more than 1 % of the requests failed: the level is not comparable, since what is left may be what was easy",
     "counted by chunks": "the server sent no usage, so chunks stand for tokens: never compared with a level whose tokens were counted",

@@ -215,6 +215,18 @@ class SweepSettings(Record):
         """As `size` without history."""
         return size(self)
 
+    def check_floor(self) -> None:
+        """Raises BadInput where no noise floor can be made of these settings, beside how often they are repeated."""
+        if told := self.never_full():
+            raise BadInput("No noise floor can be measured with these settings", why=told,
+                           hint="Ask for as many requests as slots, better ten times as many")
+
+    def never_full(self) -> str:
+        """Which levels cannot be what they are called, in words: a closed loop with fewer requests than slots. "" where there is none."""
+        few = [plan for plan in self.levels() if plan.load == "closed" and plan.requests < plan.value]
+        told = ", ".join(f"concurrency {plan.value:g} has {plan.requests} {'request' if plan.requests == 1 else 'requests'}" for plan in few)
+        return f"Never full: {told}, so fewer are in flight at once than the level says" if few else ""
+
     @property
     def short(self) -> bool:
         """Some level has fewer requests than a full one needs, by plan."""

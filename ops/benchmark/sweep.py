@@ -290,6 +290,9 @@ class _Sweep:
             say(f"{at}: no request ended {'within the time limit' if outcome.stopped == 'time' else 'well'}")
         if metrics.errors:
             say(f"{at}: {metrics.errors} of {metrics.errors + metrics.finished} requests failed: {metrics.first_error}")
+        if "never full" in metrics.marks:
+            say(f"{at}: never full, so this is no level of that concurrency: at no time were {metrics.value:g} requests in flight"
+                + (f", since only {metrics.sent} were sent" if metrics.sent < metrics.value else ", or only for an instant"))
         if metrics.whole_answers_share is not None and metrics.whole_answers_share > BUNCHED_LIMIT:
             say(f"{at}: {100 * metrics.whole_answers_share:.0f} % of the answers came whole, all chunks at once: a proxy in between keeps "
                 "streams until they end, so TTFT is the whole latency here, and ICL and TPOT say nothing")

@@ -85,6 +85,8 @@ def bench(arguments: argparse.Namespace) -> int:
     results: list[SweepResult] = []
     emit = _show_sweep(line, runs=settings.repeats * (2 if other else 1))
     line.say(_size_words(settings, sides=2 if other else 1))
+    if few := settings.never_full():
+        line.say(f"warning: {few}")
     stopped: OpsError | None = None
     with interruptible() as interrupted:
         try:

@@ -9,7 +9,7 @@ export const escaped = (text) => String(text).replace(/[<>&]/g, (c) => ({ "<": "
 export const named = (point) => point.load === "open" ? `${point.value} requests/s` : `C = ${point.label}`;
 const short = (point) => point.load === "open" ? `${point.value}/s` : point.label;
 // Marks that take a level out of comparisons are drawn as open markers.
-const DOUBTED = ["short", "client-bound", "errors", "reasoning only", "counted by chunks", "bunched", "cut", "length not obeyed", "length not counted", "overloaded"];
+const DOUBTED = ["short", "never full", "client-bound", "errors", "reasoning only", "counted by chunks", "bunched", "cut", "length not obeyed", "length not counted", "overloaded"];
 const doubted = (point) => point.marks.some((mark) => DOUBTED.includes(mark));
 
 function hover(p) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
@@ -38,6 +39,12 @@ def test_a_pinned_run_is_a_side_of_all_that_were_measured_with_it(story: factory
     assert not {"detail", "gpus", "server"} & level.keys()
     assert told["documents"][0]["fingerprint"]["release"] == factory.NEW
     assert AuditEntry.objects.get(action="benchmark.pin").by == operator
+
+
+def test_a_side_keeps_the_runs_that_a_press_of_decide_added(story: factory.Story) -> None:
+    runs = story.measured(repeats=3, values=(8,))
+    runs += story.measured(repeats=12, values=(8,), group=str(runs[0].group))
+    assert {run.pk for run in baselines.side_of(runs[0])} == {run.pk for run in runs}
 
 
 def test_the_copy_for_a_job_keeps_within_its_limit_and_keeps_the_pinned_run(story: factory.Story, admin: User,
@@ -192,6 +199,9 @@ def test_repeats_and_files_that_cannot_be_are_refused_in_words(story: factory.St
             dispatch.start_sweep(service=story.the_service, settings=asked, user=operator, repeats=repeats)
     with pytest.raises(BadInput, match="2 runs"):
         dispatch.start_noise_floor(service=story.the_service, settings=asked, user=operator, repeats=2)
+    with pytest.raises(BadInput, match="No noise floor") as few:
+        dispatch.start_noise_floor(service=story.the_service, settings=replace(asked, concurrencies=[8], requests=[4]), user=operator)
+    assert "concurrency 8 has 4 requests" in few.value.why
     asked.prompt_source = "file"
     with pytest.raises(BadInput, match="file"):
         dispatch.start_sweep(service=story.the_service, settings=asked, user=operator)

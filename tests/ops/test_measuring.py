@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def test_a_sweep_is_held_against_the_baseline_that_came_with_the_job_and_the_rep
     assert "detail" not in part["levels"][0]
     text = "\n".join(report._benchmark_lines({"benchmark": part}))
     assert "Against the baseline r13, not interleaved:" in text
-    assert "- C=2: outside the noise floor, not tested: Output throughput −6" in text
+    assert re.search(r"^- C=2[^:]*short[^:]*: outside the noise floor, not tested: Output throughput −6", text, re.MULTILINE)
 
 
 def test_the_noise_floor_is_measured_told_and_found_again(given: Job) -> None:
@@ -110,6 +111,18 @@ def test_a_job_is_not_told_what_is_the_services_own_and_reads_no_file(given: Job
     given.context.params["sweep_settings"] |= asked
     with pytest.raises(BadInput):
         measuring.settings_of(given.context)
+
+
+def test_no_floor_is_made_of_a_level_that_is_never_full(given: Job) -> None:
+    given.context.params["sweep_settings"] |= {"concurrencies": [8], "requests": [2]}
+    with pytest.raises(BadInput, match="No noise floor"):
+        measuring.measure_noise_floor(given.context)
+    assert not given.of(EventType.SWEEP_STARTED)
+    given.context.params["sweep_settings"] |= {"repeats": 1}
+    measuring.run_sweep(given.context)
+    result = given.of(EventType.SWEEP_FINISHED)[0]["result"]
+    assert "never full" in result["levels"][0]["marks"]
+    assert any("never full" in words and "only 2 were sent" in words for words in result["warnings"])
 
 
 def test_a_step_has_time_for_all_of_its_repeats(given: Job) -> None:

@@ -8,8 +8,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from dashboard import baselines, regression_story
+from dashboard import baselines, deciding, regression_story
 from dashboard.models import BenchmarkRun, Job
+from ops.benchmark.comparing.verdicts import MIN_RUNS
 from ops.jobs.events import EventType
 from tests.dashboard.pages import factory
 from tests.dashboard.pages.reading import text
@@ -57,6 +58,25 @@ def test_the_button_measures_more_and_three_a_side_decide(visitor: Client, story
     assert "Decide:" not in seen
     assert "worse" in seen
     assert "Not interleaved" in seen
+
+
+def test_the_job_and_the_compare_page_offer_the_same_runs_of_the_same_side(visitor: Client, story: factory.Story, base: list[BenchmarkRun]) -> None:
+    run = story.measured(scale=0.96, repeats=3, against=base)[0]
+    found = regression_story.panel(run.job, run) if run.job else None
+    assert found is not None
+    offer = f"Decide: run {found['more'].now} more of B"
+    assert found["more"].now > 0
+    assert offer in page(visitor, run.job)
+    assert offer in text(visitor.get(found["compare"]))
+
+
+def test_what_is_asked_for_is_what_one_job_can_measure_and_one_side_can_hold() -> None:
+    undecided = [{"word": "not decided", "more_runs": 40}, {"word": "not tested", "more_runs": 90}, {"word": "same", "more_runs": None}]
+    assert deciding.more_runs(1, undecided) == deciding.MoreRuns(2, 2)
+    assert deciding.more_runs(3, undecided) == deciding.MoreRuns(deciding.MORE_AT_ONCE, 40)
+    assert deciding.more_runs(deciding.SIDE_MOST - 1, undecided).now == 1
+    assert deciding.more_runs(15, undecided[1:]).now == 0
+    assert deciding.SIDE_MOST >= MIN_RUNS + deciding.MORE_AT_ONCE
 
 
 @pytest.mark.parametrize("more", ["", "0", "-1", "x", "0120", "1000000", "13"])

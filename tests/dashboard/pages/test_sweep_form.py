@@ -85,6 +85,11 @@ def test_the_completions_endpoint_is_warned_of(story: factory.Story) -> None:
     assert any("hides" in words for words in sweep_forms.warnings(ask(story.the_service, endpoint_kind="completions")))
 
 
+def test_levels_that_are_never_full_are_warned_of(story: factory.Story) -> None:
+    assert any("concurrency 8 has 4 requests" in words for words in sweep_forms.warnings(ask(story.the_service, levels="1, 8", requests="4")))
+    assert not any("Never full" in words for words in sweep_forms.warnings(ask(story.the_service, levels="1, 4", requests="4")))
+
+
 def test_without_a_script_the_button_shows_the_size_and_keeps_what_was_typed(visitor: Client, story: factory.Story) -> None:
     response = visitor.post(FORM, {"preset": "story", "step": "size", "levels": "3, 5"})
     assert response.status_code == 200

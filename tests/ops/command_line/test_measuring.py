@@ -33,6 +33,12 @@ def test_bench_prints_an_aligned_table(url: str) -> None:
     assert "concurrency 4:" in done.stderr and "\nshort: fewer requests than" in done.stdout
 
 
+def test_bench_warns_of_levels_that_are_never_full(url: str) -> None:
+    done = ops("bench", "--url", url, "--concurrency", "8", "--max-tokens", "5", "--requests", "2")
+    assert "warning: Never full: concurrency 8 has 2 requests" in done.stderr
+    assert "\nnever full: at no time were C requests in flight" in done.stdout
+
+
 def test_bench_json_is_the_whole_result(url: str, tmp_path: Path) -> None:
     done = ops("bench", "--url", url, "--model", "paced", "--concurrency", "2", "--max-tokens", "20", "--requests", "4", "--json",
                "--save", str(tmp_path))
