@@ -22,6 +22,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from dashboard.embedded_redis import EmbeddedRedis
 from tests.dashboard.real_console import REPOSITORY, fill_state, wait_until
 
+# levels that show in the chart of throughput: one that may grow holds a point more that does not show, to become the level that runs
+POINTS = "[...document.querySelectorAll('#throughput .scatterlayer .point')].filter(e => e.getClientRects().length).length"
 ARGS = ["--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-gpu"]
 SEED = """
 import json, os, sys, django

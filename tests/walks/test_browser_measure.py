@@ -15,13 +15,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.walks.browser_console import BrowserConsole, chromium, running_console, sign_in, visit, wait
+from tests.walks.browser_console import POINTS, BrowserConsole, chromium, running_console, sign_in, visit, wait
 from tests.walks.practice_stack import PracticeStack, practice_stack
 from tests.walks.test_browser_pages import look
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 SLOW = 90_000  # ms: a deadline to poll for, on two busy cores
-POINTS = "document.querySelectorAll('#throughput .scatterlayer .point').length"
 PICTURES = os.environ.get("ROUNDHOUSE_PICTURES")  # a folder: a picture of the comparison is left there to be looked at
 CHARTS = ("throughput", "latency", "ttft", "tpot", "pareto", "ratio", "ecdf-ttft", "ecdf-icl")
 
@@ -90,7 +89,7 @@ def test_a_person_measures_compares_with_the_published_figures_and_takes_the_num
         rows = list(csv.DictReader(io.StringIO(content.decode())))
         assert name == "comparison.csv"
         assert {row["side"] for row in rows} == {"A", "B"}
-        assert {row["verdict"] for row in rows if row["verdict"]} == {"not tested"}
+        assert {row["verdict"] for row in rows if row["verdict"]} == {"no verdict"}
         name, content = saved(page, lambda: page.get_by_role("link", name="JSON").click())
         told = json.loads(content)
         reference = next(n for n, side in enumerate(told["sides"]) if side["tools"] == ["published figures"])

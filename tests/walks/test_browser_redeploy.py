@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.walks.browser_console import chromium
+from tests.walks.browser_console import POINTS, chromium
 from tests.walks.practice_stack import PracticeStack, practice_stack
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -39,8 +39,8 @@ def eventually(page: Page, condition: Callable[[], bool], what: str, seconds: fl
 
 
 def points_drawn(page: Page) -> int:
-    """Markers that Plotly has drawn in the throughput chart."""
-    return int(page.evaluate("document.querySelectorAll('#throughput .scatterlayer .point').length"))
+    """Levels that show in the throughput chart."""
+    return int(page.evaluate(POINTS))
 
 
 def test_a_person_redeploys_and_watches_it_to_the_report(stack: PracticeStack) -> None:
