@@ -11,11 +11,12 @@ from dashboard.compared_sides import Chosen
 from dashboard.templatetags.roundhouse import MINUS, version
 from ops.benchmark.comparing import readings
 from ops.benchmark.comparing.keys import level_key
-from ops.benchmark.comparing.verdicts import METRICS, WITHIN
+from ops.benchmark.comparing.verdicts import METRICS, NO_VERDICT, NOT_TESTED, OUTSIDE, WITHIN, in_brackets
 
 MOST = 1e12  # of a number that is written out
 NOT_REPORTED = "not reported"
-VERDICTS = {"better": ("up", "better"), "worse": ("fall", "worse"), "same": ("same", ""), "not decided": ("ask", ""), "not tested": ("skip", "")}
+VERDICTS = {"better": ("up", "better"), "worse": ("fall", "worse"), "same": ("same", ""), "not decided": ("ask", ""), "not tested": ("skip", ""),
+            "no verdict": ("skip", "")}
 
 Verdicts = dict[tuple[int, str, float, str], dict[str, Any]]  # (side, load, value, metric) to Verdict.as_dict()
 
@@ -57,27 +58,34 @@ def counted(verdict: Mapping[str, Any]) -> str:
     return "not decided" if verdict.get("holds") is False else str(verdict.get("word"))
 
 
-def said_shortly(verdict: Mapping[str, Any]) -> str:
-    """A verdict in few words: of what was not tested, whether it lies within the noise floor; "no verdict" where that is withheld."""
-    word, note = str(verdict.get("word")), str(verdict.get("note") or "")
-    if word != "not tested":
-        return f"{word}, by itself" if verdict.get("holds") is False else word
-    return note if note == WITHIN else "outside it, not tested" if note.startswith("outside it") else "no verdict" if note else word
+def mark(verdict: Mapping[str, Any]) -> tuple[str, str]:
+    """Icon and tone of a verdict, the same on every page: colour is for what stands after Holm's correction too."""
+    return VERDICTS.get(counted(verdict), ("skip", ""))
+
+
+def beside(verdict: Mapping[str, Any]) -> str:
+    """What stands in small letters right beside the word: the marks of its level, and of too few runs what may be said of them all the same."""
+    note = str(verdict.get("note") or "")
+    floor = [one for one in (WITHIN, OUTSIDE) if verdict.get("word") == NOT_TESTED and note.startswith(one)]
+    return ", ".join([*(verdict.get("doubts") or ()), *floor])
 
 
 def summary(n: int, verdicts: Verdicts, load: str, told: str) -> list[dict[str, str]]:
     """What is said of one side, in a few words: what is better or worse and where; else why nothing is. `told`: what keeps the whole side from it."""
     mine = {key: one for key, one in verdicts.items() if key[0] == n and key[1] == load}
     found: dict[tuple[str, str], list[str]] = {}
+    doubts: dict[tuple[str, str], dict[str, None]] = {}
     for metric, known in METRICS.items():
         for word in ("better", "worse"):
-            where = [value for (_, _, value, name), one in mine.items() if name == metric and counted(one) == word]
+            those = {value: one for (_, _, value, name), one in mine.items() if name == metric and counted(one) == word}
+            where = list(those)
             tested = sum(1 for (_, _, _, name) in mine if name == metric)
             if where:
                 places = level_name(load, where[0]) if len(where) == 1 else f"{len(where)} of {tested}"
                 found.setdefault((word, places), []).append(known.title.replace("Output throughput", "throughput").replace("Latency", "latency"))
+                doubts.setdefault((word, places), {}).update(dict.fromkeys(mark for one in those.values() for mark in one.get("doubts") or ()))
     if found:
-        return [{"word": word, "icon": VERDICTS[word][0], "tone": word, "text": f"{', '.join(names)} at {places}"}
+        return [{"word": word, "icon": VERDICTS[word][0], "tone": word, "text": f"{', '.join(names)} at {places}{in_brackets(doubts[word, places])}"}
                 for (word, places), names in sorted(found.items())]
     words = [counted(one) for one in mine.values()]
     if "same" in words or "not decided" in words:
@@ -86,13 +94,12 @@ def summary(n: int, verdicts: Verdicts, load: str, told: str) -> list[dict[str, 
         return [{"word": word, "icon": VERDICTS[word][0], "tone": "", "text": f"{many} of {len(mine)} metrics and levels"}]
     if told:
         return [{"word": "no verdict", "icon": "skip", "tone": "", "text": told.partition(",")[0]}]
-    more = {one["more_runs"] for one in mine.values() if one.get("more_runs")}
-    notes = [str(one.get("note") or "") for one in mine.values() if one.get("ratio") is not None]
+    more = max((one["more_runs"] for one in mine.values() if one.get("more_runs")), default=0)
     if more:
-        text = f"{max(more)} more {'run' if max(more) == 1 else 'runs'} would decide"
-    else:
-        text = max(set(notes), key=notes.count) if notes else "no level in common"
-    return [{"word": "not tested", "icon": "skip", "tone": "", "text": text}]
+        return [{"word": NOT_TESTED, "icon": "skip", "tone": "", "text": f"{more} more {'run' if more == 1 else 'runs'} would decide"}]
+    notes = [str(one.get("note") or "") for one in mine.values() if one.get("ratio") is not None]
+    word = NOT_TESTED if NOT_TESTED in words else NO_VERDICT
+    return [{"word": word, "icon": "skip", "tone": "", "text": max(notes, key=notes.count) if notes else "no level in common"}]
 
 
 def in_common(sides: Sequence[Chosen], load: str) -> list[str]:

@@ -18,14 +18,15 @@ from dashboard import deciding, noise_floors, practice_reference
 from dashboard.charts import level_key as short_name
 from dashboard.charts import level_name
 from dashboard.compared_sides import COLOURS, MARKERS, Chosen, address
-from dashboard.comparison_words import MOST, VERDICTS, Verdicts, shown, signed
+from dashboard.comparison_words import MOST, Verdicts, shown, signed
 from dashboard.models import BenchmarkLevel
 from dashboard.run_documents import document
 from dashboard.templatetags.roundhouse import short_release, version
 from ops.benchmark.comparing import readings, student
 from ops.benchmark.comparing.floors import Floors
 from ops.benchmark.comparing.sides import Comparison, Side, compare
-from ops.benchmark.comparing.verdicts import METRICS
+from ops.benchmark.comparing.verdicts import METRICS, in_words
+from ops.benchmark.comparing.verdicts import said as in_few_words
 
 LOADS = ("closed", "open")
 POINT = {"output_tok_s": "tput", "tpot_p50_ms": "tpot", "ttft_p50_ms": "ttft", "ttft_p99_ms": "ttft99", "e2e_p50_s": "p50", "e2e_p99_s": "p99"}
@@ -196,20 +197,20 @@ def differences(sides: Sequence[Chosen], points: Sequence[Sequence[Mapping[str, 
 
 
 def _cell(value: float | None, verdict: Mapping[str, Any] | None) -> dict[str, Any]:
-    cell = {"value": shown(value), "there": value is not None, "ratio": "", "half": "", "word": "", "said": "", "note": "", "icon": "skip",
-            "tone": "", "title": "", "verdict": verdict}
+    cell = {"value": shown(value), "there": value is not None, "ratio": "", "half": "", "word": "", "said": "", "beside": "", "note": "",
+            "icon": "skip", "tone": "", "title": "", "verdict": verdict}
     if verdict is None:
         return cell
     ratio, low, high, word = (verdict.get(part) for part in ("ratio", "low", "high", "word"))
-    shape, tone = VERDICTS.get(str(word), ("skip", ""))
+    shape, tone = words.mark(verdict)
     if ratio is not None:
         cell["ratio"] = signed(100 * (ratio - 1))
     if low is not None and high is not None:
         half = 50 * (high - low)
         cell["half"] = f"{half:,.1f}" if half < 999 else "over 999"
         cell["title"] = f"95 %: {signed(100 * (low - 1))} to {signed(100 * (high - 1))} %"
-    note = str(verdict.get("note") or "")
-    return {**cell, "word": str(word), "said": words.said_shortly(verdict), "note": note, "icon": shape, "tone": tone}
+    return {**cell, "word": str(word), "said": in_few_words(verdict), "beside": words.beside(verdict), "note": in_words(verdict), "icon": shape,
+            "tone": tone}
 
 
 def ratio_data(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:

@@ -8,18 +8,18 @@ from uuid import UUID
 
 from django.urls import reverse
 
-from dashboard import baselines, deciding, noise_floors
+from dashboard import baselines, comparisons, deciding
+from dashboard import comparison_words as words
+from dashboard.compared_sides import Chosen
 from dashboard.models import BenchmarkRun, Job, NoiseFloor
 from dashboard.templatetags.roundhouse import short_release
 from ops.benchmark.comparing import readings
-from ops.benchmark.comparing.sides import Side, compare
-from ops.benchmark.comparing.verdicts import METRICS, MIN_RUNS, NOT_TESTED, VERDICTS, percent
+from ops.benchmark.comparing.verdicts import DOUBTS, METRICS, MIN_RUNS, VERDICTS, in_words, percent, said
 from ops.jobs.errors import BadInput
 
 SHOWN = ("output_tok_s", "tpot_p50_ms", "ttft_p50_ms", "e2e_p99_s")
 LEVELS_MOST, WORDS_MOST, RUNS_MOST = 32, 64, deciding.SIDE_MOST
 OUTSIDE = "outside"  # how the words of a value beyond the floor begin
-MARKS = {"better": ("up", "better"), "worse": ("fall", "worse"), "same": ("same", ""), "not decided": ("ask", ""), NOT_TESTED: ("skip", "")}
 
 
 def panel(job: Job, run: BenchmarkRun | None) -> dict[str, Any] | None:
@@ -73,6 +73,7 @@ def _levels(told: Any) -> list[Any]:
 def _row(level: dict[str, Any]) -> dict[str, Any]:
     """One level as the node has said it: a single run is only said to be within the noise floor, or outside it."""
     known = {one.get("metric"): one for one in level.get("metrics") or [] if isinstance(one, dict)}
+    doubts = ", ".join(mark for mark in DOUBTS if mark in readings.words(level.get("doubts")))
     cells = []
     for name in SHOWN:
         one = readings.mapping(known.get(name))
@@ -80,19 +81,18 @@ def _row(level: dict[str, Any]) -> dict[str, Any]:
         floor = readings.finite(one.get("floor"))
         cells.append({"percent": percent(ratio) if ratio is not None else None, "outside": ratio is not None and word.startswith(OUTSIDE),
                       "word": word, "floor": floor, "measured": one.get("floor_from") == "measured",
-                      "mark": MARKS.get(word) if word in VERDICTS else None, "more": ""})
+                      "mark": words.VERDICTS[word] if word in VERDICTS else None, "more": "", "beside": doubts if ratio is not None else ""})
     return {"label": readings.text(level.get("label")) or readings.place_words(*readings.place(level)), "why": readings.text(level.get("why"), 400),
             "errors": readings.text(level.get("errors")), "cells": cells, "comparable": level.get("comparable") is not False}
 
 
 def _decided(base: list[BenchmarkRun], mine: list[BenchmarkRun], run: BenchmarkRun) -> dict[str, Any]:
-    """The verdicts of both sides as they are stored; `verdicts` None where they cannot be held against each other."""
+    """The verdicts that the compare page gives of the same runs; `verdicts` None where they cannot be held against each other."""
     try:
-        found = compare([Side("the baseline", [baselines.document(one) for one in base]),
-                         Side("Now", [baselines.document(one) for one in mine])],
-                        floors=noise_floors.floors(run.service, run.sweep_key)).as_dict()
+        comparison = comparisons.held_against([Chosen("the baseline", base), Chosen("Now", mine)])
     except BadInput as error:
         return {"verdicts": None, "words": [error.what]}
+    found = comparison.as_dict() if comparison else {}
     rows = []
     for level in found["levels"]:
         verdicts = level["verdicts"][1]
@@ -101,11 +101,10 @@ def _decided(base: list[BenchmarkRun], mine: list[BenchmarkRun], run: BenchmarkR
         cells = []
         for name in SHOWN:
             one = verdicts[name]
-            word = one["word"]
             low, high = one["low"], one["high"]
             between = f"{percent(low)} to {percent(high)}" if low is not None and high is not None else ""
-            cells.append({"percent": percent(one["ratio"]) if one["ratio"] is not None else None, "outside": False, "mark": MARKS.get(word),
-                          "word": f"{word}, by itself" if one["holds"] is False else word, "more": "; ".join(filter(None, (between, one["note"])))})
+            cells.append({"percent": percent(one["ratio"]) if one["ratio"] is not None else None, "outside": False, "mark": words.mark(one),
+                          "word": said(one), "more": "; ".join(filter(None, (between, in_words(one)))), "beside": words.beside(one)})
         failed = level["errors"][1]
         rows.append({"label": level["label"], "why": (level["sides"][1] or {}).get("withheld", ""), "cells": cells, "comparable": True,
                      "errors": failed["note"] if failed and failed["word"] in ("worse", "better") else ""})

@@ -100,9 +100,9 @@ function ratios(data) {
     const traces = data.sides.map((side, n) => {
       const of = items.filter((i) => i.side === n);
       return of.length && { type: "scatter", mode: "markers", x: of.map((i) => i.diff), y: of.map((i) => i.y), name: side.name, hovertemplate: "%{text}<extra></extra>",
-        text: of.map((i) => `${side.name} against A, ${data.load === "open" ? i.row.name : `C = ${i.row.name}`}<br>${plain(told.title)} ${signed(i.diff)}${i.low === null ? "" : `, 95 %: ${signed(i.low)} to ${signed(i.high)}`}<br>${i.word}${i.note ? `: ${plain(i.note)}` : ""}<br>noise floor ±${digits(i.floor)} % (${i.floor_from})`),
+        text: of.map((i) => `${side.name} against A, ${data.load === "open" ? i.row.name : `C = ${i.row.name}`}<br>${plain(told.title)} ${signed(i.diff)}${i.low === null ? "" : `, 95 %: ${signed(i.low)} to ${signed(i.high)}`}<br>${plain(i.note)}<br>noise floor ±${digits(i.floor)} % (${i.floor_from})`),
         error_x: { type: "data", symmetric: false, array: of.map((i) => i.high === null ? 0 : bound(i.high) - i.diff), arrayminus: of.map((i) => i.low === null ? 0 : i.diff - bound(i.low)), color: token(side.color), thickness: 1.5, width: 4 },
-        marker: { size: 9, symbol: side.marker, color: of.map((i) => i.word === "better" || i.word === "worse" ? token(side.color) : token("surface")), line: { color: token(side.color), width: 2 } } };
+        marker: { size: 9, symbol: side.marker, color: of.map((i) => i.said === "better" || i.said === "worse" ? token(side.color) : token("surface")), line: { color: token(side.color), width: 2 } } };
     }).filter(Boolean);
     const tone = { better: "ok-text", worse: "fail-text" };
     const least = (x) => ({ type: "line", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, line: { color: token("chart-target"), width: 1.25, dash: "4px 3px" }, layer: "below" });
@@ -112,7 +112,7 @@ function ratios(data) {
       shapes: [...told.rows.map((row, n) => ({ type: "rect", x0: below(row.floor), x1: row.floor, y0: n - 0.5, y1: n + 0.5, fillcolor: token("chart-floor"), line: { width: 0 }, layer: "below" })),
         { type: "line", yref: "paper", x0: 0, x1: 0, y0: 0, y1: 1, line: { color: token("chart-axis"), width: 1.5 }, layer: "below" }, least(told.minimum), least(below(told.minimum))],
       annotations: [unit(data.load === "open" ? "requests/s" : "C"), ...(data.practice ? [practiceMark()] : []),
-        ...items.filter((i) => many < 3 || ["better", "worse", "same", "not decided"].includes(i.word)).map((i) => ({ xref: "paper", x: 1, y: i.y, xanchor: "left", xshift: 8, text: many > 1 ? `${data.sides[i.side].name} ${i.word}` : i.said.replace("outside it, ", "").replace("within the noise floor", "within floor"), showarrow: false, font: { size: 11, color: token(tone[i.word] ?? "text-muted") } }))] } };
+        ...items.filter((i) => many < 3 || ["better", "worse", "same", "not decided"].includes(i.word)).map((i) => ({ xref: "paper", x: 1, y: i.y, xanchor: "left", xshift: 8, text: many > 1 ? `${data.sides[i.side].name} ${i.said}` : i.said, showarrow: false, font: { size: 11, color: token(tone[i.said] ?? "text-muted") } }))] } };
   });
 }
 

@@ -106,7 +106,7 @@ def test_one_more_run_joins_the_sides_that_are_there(visitor: Client, two: Any) 
 
 def test_with_one_run_a_side_it_is_only_said_whether_the_difference_is_outside_the_noise_floor(visitor: Client, db: None) -> None:
     seen = text(visitor.get(sides(made([1.0]), made([0.9], hours=1, fingerprint=NEW))))
-    assert "outside it, not tested" in seen
+    assert "not tested (outside it)" in seen
     assert "2 more runs would decide" in seen
     assert "not interleaved" not in seen
     assert "worse" not in seen.replace("worse same not decided not tested", "")  # the legend
@@ -141,7 +141,7 @@ def test_the_published_figures_are_drawn_beside_a_practice_run_without_a_verdict
     assert [one["latency"] for one in told["points"][0]] == [8.4, None, 52.8]
     assert told["points"][0][0]["ttft"] is None
     assert [side["imported"] for side in told["sides"]] == [True, False]
-    assert {item["word"] for row in told["ratio"]["rows"] for item in row["items"]} == {"not tested"}
+    assert {item["word"] for row in told["ratio"]["rows"] for item in row["items"]} == {"no verdict"}
     assert "no verdict" in seen
     assert "A does not report" in seen
     assert "n/a" in seen
@@ -156,7 +156,7 @@ def test_what_was_asked_otherwise_stands_above_and_withholds_the_verdict_only(vi
     response = visitor.get(sides(two[0], made([0.5, 0.51, 0.49], hours=2, max_tokens=128)))
     assert "Measured differently" in text(response)
     assert re.search(r"output tokens asked for 512 128 every shared level", text(response))
-    assert {item["word"] for row in data(response)["ratio"]["rows"] for item in row["items"]} == {"not tested"}
+    assert {item["word"] for row in data(response)["ratio"]["rows"] for item in row["items"]} == {"no verdict"}
     assert len(data(response)["points"][1]) == 3
 
 

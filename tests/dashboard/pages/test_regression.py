@@ -8,9 +8,10 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from dashboard import baselines, deciding, regression_story
+from dashboard import baselines, comparison_words, comparisons, deciding, regression_story
+from dashboard.compared_sides import Chosen
 from dashboard.models import BenchmarkRun, Job
-from ops.benchmark.comparing.verdicts import MIN_RUNS
+from ops.benchmark.comparing.verdicts import MIN_RUNS, said
 from ops.jobs.events import EventType
 from tests.dashboard.pages import factory
 from tests.dashboard.pages.reading import text
@@ -68,6 +69,29 @@ def test_the_job_and_the_compare_page_offer_the_same_runs_of_the_same_side(visit
     assert found["more"].now > 0
     assert offer in page(visitor, run.job)
     assert offer in text(visitor.get(found["compare"]))
+
+
+def test_the_card_says_what_the_compare_page_says_with_the_marks_of_either_side_beside_it(
+        visitor: Client, story: factory.Story, base: list[BenchmarkRun]) -> None:
+    run = story.measured(scale=0.85, repeats=3, against=base)[0]
+    for one, marks in ((run, ["short"]), (base[0], ["client-bound", "bunched"])):
+        for level in one.levels.all():
+            level.metrics["marks"] = marks
+            level.save(update_fields=["metrics"])
+    found = regression_story.panel(run.job, run) if run.job else None
+    comparison = comparisons.held_against([Chosen("A", base), Chosen("B", baselines.side_of(run))])
+    assert found is not None
+    assert comparison is not None
+    assert [[cell["word"] for cell in row["cells"]] for row in found["rows"]] == [
+        [said(level["verdicts"][1][name]) for name in regression_story.SHOWN] for level in comparison.as_dict()["levels"]]
+    assert {cell["beside"] for row in found["rows"] for cell in row["cells"]} == {"client-bound, short"}
+    assert "worse client-bound, short" in page(visitor, run.job)
+    assert "worse (client-bound, short)" in text(visitor.get(found["compare"]))
+
+
+def test_a_word_that_falls_to_the_correction_has_no_colour() -> None:
+    assert comparison_words.mark({"word": "better", "holds": True}) == ("up", "better")
+    assert comparison_words.mark({"word": "better", "holds": False}) == ("ask", "")
 
 
 def test_what_is_asked_for_is_what_one_job_can_measure_and_one_side_can_hold() -> None:
