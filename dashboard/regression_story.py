@@ -104,7 +104,8 @@ def _decided(base: list[BenchmarkRun], mine: list[BenchmarkRun], run: BenchmarkR
             low, high = one["low"], one["high"]
             between = f"{percent(low)} to {percent(high)}" if low is not None and high is not None else ""
             cells.append({"percent": percent(one["ratio"]) if one["ratio"] is not None else None, "outside": False, "mark": words.mark(one),
-                          "word": said(one), "more": "; ".join(filter(None, (between, in_words(one)))), "beside": words.beside(one)})
+                          "word": said(one), "more": "; ".join(filter(None, (between, in_words(one)))),
+                          "beside": words.beside(one) if one["ratio"] is not None else ""})
         failed = level["errors"][1]
         rows.append({"label": level["label"], "why": (level["sides"][1] or {}).get("withheld", ""), "cells": cells, "comparable": True,
                      "errors": failed["note"] if failed and failed["word"] in ("worse", "better") else ""})
