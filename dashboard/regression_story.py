@@ -35,6 +35,9 @@ def panel(job: Job, run: BenchmarkRun | None) -> dict[str, Any] | None:
     named = readings.mapping(told.get("baseline"))
     base = _runs(named.get("run_ids"))
     mine = baselines.side_of(run) if run is not None else []
+    later = baselines.side_of(base[0]) if base else []
+    if later and (run is None or run not in later):  # measured since the job took its copy; a run of the baseline's own side is held against the copy
+        base = later
     label, release = readings.text(named.get("label")) or (baselines.label(base[0]) if base else ""), readings.text(named.get("release"))
     made: dict[str, Any] = {
         "label": label, "release": "" if short_release(release) in label else release,
@@ -48,21 +51,31 @@ def panel(job: Job, run: BenchmarkRun | None) -> dict[str, Any] | None:
         made |= {"rows": [_row(level) for level in _levels(told)]}
         made["held"] = sum(1 for row in made["rows"] if row["comparable"])
         made["outside"] = sum(1 for row in made["rows"] for cell in row["cells"] if cell["outside"])
-    made["why_not"] = _why_not(run, len(base))
+    made["why_not"] = _why_not(run, base)
+    made["base_run"] = base[0] if 0 < len(base) < MIN_RUNS and run not in base and not _gone(base[0]) else None
+    made["base_more"] = MIN_RUNS - len(base)
     return made
 
 
-def _why_not(run: BenchmarkRun | None, base: int) -> str:
+def _gone(run: BenchmarkRun) -> str:
+    """Why this run's side cannot be measured any further, or ""."""
+    if run.service is None:
+        return "Its service is not known any more."
+    now = (run.service.status or {}).get("release")
+    return "The service runs another release now." if now and run.release and now != run.release else ""
+
+
+def _why_not(run: BenchmarkRun | None, base: list[BenchmarkRun]) -> str:
     """Why more runs cannot be measured from here, or would decide nothing."""
     if run is None or run.state != "done":
         return "This sweep did not run to its end."
-    if base < MIN_RUNS:
-        return (f"The baseline has {base} {'run' if base == 1 else 'runs'}, and a verdict needs {MIN_RUNS} a side: measure its release "
-                f"{MIN_RUNS} times, and pin one of those runs.")
-    now = (run.service.status or {}).get("release") if run.service else None
-    if run.service is None:
-        return "Its service is not known any more."
-    return "The service runs another release now." if now and run.release and now != run.release else ""
+    if len(base) < MIN_RUNS:
+        few = f"The baseline has {len(base)} {'run' if len(base) == 1 else 'runs'}, and a verdict needs {MIN_RUNS} a side"
+        if base and not _gone(base[0]):
+            return f"{few}: measure its release {MIN_RUNS - len(base)} more times; the runs come to its side."
+        return (f"{few}. Its release is not the one in use, so no more can be measured: pin a run of this release "
+                "for later sweeps.")
+    return _gone(run)
 
 
 def _levels(told: Any) -> list[Any]:
@@ -121,7 +134,9 @@ def noise_panel(job: Job) -> dict[str, Any] | None:
     for floor in NoiseFloor.objects.filter(job=job).order_by("load", "value"):
         rows.setdefault((floor.load, floor.value), {})[floor.metric] = floor.half_width
     return {"rows": [{"label": readings.place_words(*place), "cells": [found.get(name) for name in METRICS]} for place, found in rows.items()],
-            "titles": [metric.title for metric in METRICS.values()], "defaults": [metric.floor for metric in METRICS.values()],
+            "titles": [metric.title for metric in METRICS.values()],
+            "defaults": [metric.floor if any(name not in found for found in rows.values()) else None for name, metric in METRICS.items()],
+            "lacking": any(name not in found for found in rows.values() for name in METRICS),
             "runs": len(readings.words(job.result["noise_floor"].get("run_ids")))}
 
 

@@ -113,9 +113,15 @@ def test_so_many_runs_as_nobody_can_measure_are_not_asked_for(visitor: Client, s
 
 def test_a_baseline_of_one_run_says_what_is_missing(visitor: Client, story: factory.Story, base: list[BenchmarkRun]) -> None:
     run, = story.measured(scale=0.85, against=base[:1])
+    assert "The baseline has 1 run" not in page(visitor, run.job)  # the two measured later count
+    BenchmarkRun.objects.filter(pk__in=[one.pk for one in base[1:]]).delete()
     seen = page(visitor, run.job)
+    assert "pin a run of this release" in seen
+    assert "Pin this run" in seen
     assert "The baseline has 1 run, and a verdict needs 3 a side" in seen
     assert "Decide:" not in seen
+    story.service(release=factory.OLD)
+    assert "Run 2 more of the baseline" in page(visitor, run.job)
 
 
 def test_a_release_that_is_not_the_one_measured_is_not_repeated(visitor: Client, story: factory.Story, base: list[BenchmarkRun]) -> None:
