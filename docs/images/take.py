@@ -4,8 +4,9 @@
     .venv/bin/python docs/images/take.py LINK          # in another, with the sign-in link that it prints
 
 It presses the buttons that a person would press: a reset of the box, an integrity check, plans of every sort, a redeploy, a roll back, a recipe that
-becomes a channel, a guard that is broken (in the practice box's model folder) and applied, and a redeploy whose packages do not agree.
-Takes about eight minutes.
+becomes a channel, a guard that is broken (in the practice box's model folder) and applied, a sweep three times over, and a redeploy whose
+packages do not agree.
+Takes about ten minutes.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def take_all(camera: Camera, link: str) -> None:
     page.click("text=Sign in to Roundhouse")
     for name, path in (("fleet", "/"), ("node", "/nodes/practice/"), ("services", "/services/"), ("service", "/services/practice/kimi-k25/"),
                        ("jobs", "/jobs/"),
-                       ("benchmarks", "/benchmarks/"), ("cleanup", "/cleanup/")):
+                       ("cleanup", "/cleanup/")):
         camera.go(base + path)
         if name == "fleet":
             page.wait_for_timeout(3000)
@@ -98,6 +99,7 @@ def take_all(camera: Camera, link: str) -> None:
     page.click("button >> text=Find the decisive line")
     camera.take("diagnose")
     take_settings(camera, service)
+    take_measuring(camera, base, service)
 
     camera.go(base)
     page.click("text=Reset practice box…")
@@ -145,6 +147,33 @@ def take_all(camera: Camera, link: str) -> None:
     camera.take("job-failed")
     camera.go(base)
     camera.take("fleet-needs-you")
+
+
+def take_measuring(camera: Camera, base: str, service: str) -> None:
+    """A sweep asked for in its form, three times over; its runs in the list, beside the published figures, over time; and where files come in."""
+    page = camera.page
+    camera.go(f"{service}sweep/")
+    camera.take("sweep-form")
+    page.check("input[name=preset][value=quick]")
+    page.fill("#levels", "1, 8, 32, 128")
+    page.fill("#repeats", "3")
+    page.fill("#level_seconds", "12")
+    page.click("button[value=start]")
+    page.wait_for_url(re.compile("/jobs/"))
+    camera.until(ENDED, 600)
+    camera.go(f"{base}/benchmarks/")
+    camera.take("benchmarks")
+    page.check("input[name=run][aria-label*='Published figures']")
+    for run in page.locator("input[name=run][aria-label*='kimi-k25']").all()[:4]:
+        run.check()
+    page.click("[data-chosen-go]")
+    page.wait_for_url(re.compile("side="))
+    page.wait_for_timeout(1500)
+    camera.take("compare")
+    camera.go(f"{service}trend/")
+    camera.take("trend")
+    camera.go(f"{base}/benchmarks/import/")
+    camera.take("import")
 
 
 def take_settings(camera: Camera, service: str) -> None:
