@@ -209,6 +209,8 @@ def make_venv(venv: Path) -> None:
     mark = venv / "packages"
     if mark.exists() and mark.read_text() == "\n".join(PACKAGES):
         return
+    if venv.exists() and not mark.exists() and any(venv.iterdir()):
+        raise SystemExit(f"{venv} is not empty and was not made by this benchmark: name another folder with --venv")
     print(f"installing {', '.join(PACKAGES)} into {venv}", file=sys.stderr)
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
     subprocess.run([str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
