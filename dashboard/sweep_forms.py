@@ -139,6 +139,36 @@ def made_for(service: Service, preset: str, **changed: Any) -> SweepSettings:
                             practice=service.practice, gpu_count=len(record.get("gpus") or []) or None, **changed)
 
 
+def again(service: Service, params: Any) -> dict[str, str]:
+    """The form's fields that ask for what a sweep's or noise floor's job was asked: those that the preset does not have by itself. Empty for params
+    that are none of today's. Different requests for each level, which the form cannot ask for, stay the preset's."""
+    told = params if isinstance(params, dict) else {}
+    preset, asked = str(told.get("preset") or ""), told.get("sweep_settings")
+    if preset not in PRESETS or not isinstance(asked, dict):
+        return {}
+    try:
+        was = made_for(service, preset, **{name: value for name, value in asked.items() if name not in presets.NODE_SAYS})
+        levels = {"load": was.load, "rates" if was.load == "open" else "concurrencies": was.values}
+        plain = made_for(service, preset, **levels)
+        usual = made_for(service, preset)
+    except BadInput:
+        return {}
+    fields = {"preset": preset, "load": was.load if was.load != usual.load else ""}
+    if was.values != usual.values or was.load != usual.load:
+        fields["levels"] = ", ".join(f"{value:g}" for value in was.values)
+    if was.requests != plain.requests and len(set(was.requests)) == 1:
+        fields["requests"] = str(was.requests[0])
+    for name in ("repeats", "order", "level_seconds", "max_tokens", "output_mode", "prompt_tokens", "temperature", "endpoint_kind", "reasoning",
+                 "max_in_flight"):
+        if getattr(was, name) != getattr(plain, name):
+            fields[name] = f"{value:g}" if isinstance(value := getattr(was, name), float) else str(value)
+    if was.burst != plain.burst:
+        fields["burst"] = "on" if was.burst else "off"
+    if was.slos != plain.slos:
+        fields |= {f"slo_{name}": f"{value:g}" for name, value in was.slos.items()}
+    return {name: value for name, value in fields.items() if value}
+
+
 def defaults(service: Service, preset: str) -> dict[str, Any]:
     """What the preset has, as the fields of the form show it while they are empty."""
     made = made_for(service, preset)

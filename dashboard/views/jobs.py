@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlencode
 
 from django.core.paginator import Paginator
 from django.db.models import Q, Sum
@@ -14,7 +15,19 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
-from dashboard import adoption_story, charts, diffs, dispatch, environment_story, job_story, permissions, regression_story, service_story, sweep_words
+from dashboard import (
+    adoption_story,
+    charts,
+    diffs,
+    dispatch,
+    environment_story,
+    job_story,
+    permissions,
+    regression_story,
+    service_story,
+    sweep_forms,
+    sweep_words,
+)
 from dashboard.diagnoses import diagnosis_card
 from dashboard.forms import AbandonForm
 from dashboard.models import BenchmarkRun, Job, JobEvent, JobLock, JobStep, Service
@@ -33,6 +46,7 @@ FILTERS = {
 ABOUT = {"stop": ("stop",), "gpus-free": ("gpus", "leftovers"), "leftovers": ("leftovers",), "end": ("gpus", "leftovers"), "report": ("switch",)}
 BACK = ("redeploy", "rollback", "restart", "start")  # failed, they may want the last good release
 READERS = ("plan", "integrity", "recipe", "shelf-forget", "leftovers", "diagnose", "settings-set", "smoke-set")  # they leave the service as it is
+SWEEPS = ("sweep", "noise-floor")
 FRAGMENTS = ("head", "notice", "facts", "steps", "panels")
 
 
@@ -112,6 +126,7 @@ def job_context(found: Job, wanted: str = "") -> dict[str, Any]:
         "report": (found.result or {}).get("report"), "keeps_lock": keeps_lock(found),
         "holds_locks": JobLock.objects.filter(job=found).exists(), "way_back": way_back(found), "fingerprint": fingerprint_card(found),
         "conflict": conflict_lines(found.error), "touches": found.type not in READERS and not (found.type == "stop" and _is_down(found)),
+        "again": f"?{urlencode(sweep_forms.again(found.service, found.params))}" if found.service and found.type in SWEEPS else "",
         "unit_asked": adoption_story.asked(found) if found.type in ("adopt", "adopt-apply") and not found.node.practice else [],
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import uuid
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from django.test import Client
@@ -46,6 +47,31 @@ def test_rates_and_limits_make_an_open_loop(story: factory.Story) -> None:
     assert form.settings is not None
     assert (form.settings.load, form.settings.rates, form.settings.concurrencies) == ("open", [0.5, 1, 2.25], [])
     assert (form.settings.slos, form.settings.max_in_flight) == ({"ttft_ms": 500, "e2e_s": 20}, 64)
+
+
+@pytest.mark.parametrize("given", [
+    {"preset": "quick"}, {"preset": "story", "levels": "1, 4", "max_tokens": "128", "repeats": "3", "requests": "40", "temperature": "0.6",
+     "endpoint_kind": "completions"},
+    {"preset": "custom", "load": "open", "levels": "0.5, 2.25", "slo_ttft_ms": "500", "slo_e2e_s": "20", "max_in_flight": "64", "burst": "on"},
+    {"preset": "latency", "output_mode": "fixed", "prompt_tokens": "1000", "order": "shuffled", "reasoning": "off"},
+], ids=lambda given: given["preset"])
+def test_a_sweep_asked_for_again_asks_for_the_same(visitor: Client, member: Client, story: factory.Story, given: dict[str, str]) -> None:
+    member.post(FORM, {**given, "step": "start", "idempotency_key": uuid.uuid4().hex})
+    job = Job.objects.get(type="sweep")
+    fields = sweep_forms.again(story.the_service, job.params)
+    same = SweepForm(fields, service=story.the_service)
+    assert same.is_valid(), same.errors
+    assert same.settings is not None
+    told = same.settings.as_dict()
+    assert {name: told[name] for name in job.params["sweep_settings"] if name != "seed"} == {
+        name: value for name, value in job.params["sweep_settings"].items() if name != "seed"}
+    Job.objects.filter(pk=job.pk).update(state="succeeded")
+    assert f"{FORM}?{html.escape(urlencode(fields))}" in member.get(f"/jobs/{job.number}/").content.decode()
+
+
+def test_nothing_is_asked_again_of_params_that_are_none(story: factory.Story) -> None:
+    for params in ({}, None, {"preset": "gone", "sweep_settings": {}}, {"preset": "quick", "sweep_settings": {"nonsense": 1}}):
+        assert sweep_forms.again(story.the_service, params) == {}
 
 
 @pytest.mark.parametrize(("given", "words"), [
