@@ -302,7 +302,7 @@ class PlainConnection(StampedConnection):
         return False
 
     def _serve_unstamped(self, events: int) -> bool:
-        """As `_serve`, with our own stamps."""
+        """As `_serve`, with our own stamps. Its last lines stand in both: every chunk would pay for a call."""
         if events != READ and not self._serve_more(events):
             return True
         try:

@@ -44,8 +44,8 @@ def _point(value: dict[str, Any], notes: Notes) -> Point:
     level |= {"gpu_count": gpus, "whole_output_tok_s": per_gpu * gpus if per_gpu is not None and gpus else None, "streaming": True,
               "prompt_tokens_asked": told.count("isl"), "max_tokens": told.count("osl")}
     for name, theirs, scale in (("ttft", "ttft", 1000.0), ("tpot", "tpot", 1000.0), ("e2e", "e2el", 1.0)):
-        put(level, name, _summary(numbers, theirs, scale), None)
-    report(level, "itl", "ms", _summary(numbers, "itl", 1000.0))
+        put(level, name, numbers.summary(_SUMMARY, theirs, scale=scale), None)
+    report(level, "itl", "ms", numbers.summary(_SUMMARY, "itl", scale=1000.0))
     total = numbers.number("tput_per_gpu")
     if total is not None:
         level["reported"]["input_and_output_tok_s_per_gpu"] = total
@@ -58,17 +58,6 @@ def _point(value: dict[str, Any], notes: Notes) -> Point:
     label = " ".join(word for word in words if word)
     settings = {"prompt_tokens": level["prompt_tokens_asked"], "max_tokens": level["max_tokens"], "gpu_count": gpus, "metadata": split or None}
     return Point(level, model=told.text("model", 300), kind=split, settings=settings, label=label)
-
-
-def _summary(numbers: Fields, name: str, scale: float) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
-    for key in numbers.raw:
-        match = _SUMMARY.match(key)
-        if match and match[2] == name:
-            value = numbers.number(key, scale=scale) if match[1] == "std" else numbers.measured(key, scale=scale)
-            if value is not None:
-                found["p50" if match[1] == "median" else match[1]] = value
-    return found
 
 
 def _gpus(told: Fields) -> int | None:

@@ -52,8 +52,8 @@ def _point(value: dict[str, Any], notes: Notes) -> Point:
         level["errors_by_kind"] = {"not reported": failed}
         level["first_error"] = next(one.error for one in requests or () if one.error)
     for name, theirs, scale in (("ttft", "ttft", 1.0), ("tpot", "tpot", 1.0), ("e2e", "e2e_latency", 0.001)):
-        put(level, name, _summary(told, theirs, scale), completed)
-    gaps = _summary(told, "itl", 1.0)
+        put(level, name, told.summary(_SUMMARY, theirs, scale=scale), completed)
+    gaps = told.summary(_SUMMARY, "itl")
     if backend != "sglang" and told.number("accept_length") is None:
         put(level, "icl", gaps, sum(len(one.times) - 1 for one in requests if not one.error) if requests is not None else None)
         if requests is not None:
@@ -82,17 +82,6 @@ def _point(value: dict[str, Any], notes: Notes) -> Point:
     model = told.text("model", 300) or clean(told.inner("server_info").raw.get("model_path"), 300)
     return Point(level, model=model, label=told.text("tag", 120), settings=settings,
                  kind={"backend": backend, "load": level["load"], "dataset": dataset, **asked, "tag": told.text("tag", 120)})
-
-
-def _summary(told: Fields, name: str, scale: float) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
-    for key in told.raw:
-        match = _SUMMARY.match(key)
-        if match and match[2] == name:
-            value = told.number(key, scale=scale) if match[1] == "std" else told.measured(key, scale=scale)
-            if value is not None:
-                found["p50" if match[1] == "median" else match[1]] = value
-    return found
 
 
 def _requests(told: Fields) -> list[Request] | None:

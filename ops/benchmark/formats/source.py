@@ -209,6 +209,20 @@ class Fields:
             self.strange(name, "a count")
         return found
 
+    def summary(self, keys: re.Pattern[str], name: str, *, scale: float = 1.0) -> dict[str, float | None]:
+        """Mean, median (as `p50`), spread and percentiles of a metric that stand in keys of their own. `keys`: group 1 the part, group 2 the metric.
+
+        A spread (`std`) may be 0, any other 0 means "no sample".
+        """
+        found: dict[str, float | None] = {}
+        for key in self.raw:
+            match = keys.match(key)
+            if match and match[2] == name:
+                value = self.number(key, scale=scale) if match[1] == "std" else self.measured(key, scale=scale)
+                if value is not None:
+                    found["p50" if match[1] == "median" else match[1]] = value
+        return found
+
     def text(self, name: str, most: int = 200) -> str:
         value = self.raw.get(name)
         if value is not None and not isinstance(value, str):

@@ -142,15 +142,7 @@ def metadata(value: dict[str, Any]) -> dict[str, str]:
 
 def summary(told: Fields, name: str) -> dict[str, float | None]:
     """`mean_<name>_ms`, `median_...`, `p99_...` and whatever other percentiles were asked for, in ms. `p50` is the median."""
-    found: dict[str, float | None] = {}
-    for key in told.raw:
-        match = _SUMMARY.match(key)
-        if match and match[2] == name:
-            part = "p50" if match[1] == "median" else match[1]
-            value = told.number(key) if part == "std" else told.measured(key)
-            if value is not None:
-                found[part] = value
-    return found
+    return told.summary(_SUMMARY, name)
 
 
 def _latencies(told: Fields, level: dict[str, Any], requests: list[Request] | None, completed: int | None) -> None:
