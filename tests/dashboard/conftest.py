@@ -15,6 +15,7 @@ from django.utils import timezone
 from dashboard.models import Channel, Job, Node, Service
 from ops.jobs import streams
 from ops.jobs.events import Event, EventType
+from tests.dashboard.pages.factory import Story
 
 SERVICE = {
     "name": "kimi-k25", "root": "/srv/kimi-k25", "model_path": "/models/kimi", "served_model_name": "kimi-k2.5", "base_url": "http://127.0.0.1:8000",
@@ -50,6 +51,15 @@ def admin(db: None) -> User:
 @pytest.fixture
 def operator(db: None) -> User:
     return User.objects.create_user("olga", password="correct horse battery")
+
+
+@pytest.fixture
+def story(db: None, admin: User) -> Story:
+    """What a node with a service has said, for pages and what they are made of; a test lets it say more."""
+    made = Story()
+    made.node()
+    made.service()
+    return made
 
 
 @pytest.fixture

@@ -20,14 +20,6 @@ from tests.dashboard.pages import factory
 from tests.dashboard.pages.factory import RECORD
 
 
-@pytest.fixture
-def story(db: None, admin: User) -> factory.Story:
-    made = factory.Story()
-    made.node()
-    made.service()
-    return made
-
-
 def test_a_pinned_run_is_a_side_of_all_that_were_measured_with_it(story: factory.Story, operator: User) -> None:
     runs = story.measured(repeats=3)
     service = baselines.pin(runs[1], operator)

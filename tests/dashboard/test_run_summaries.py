@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from django.contrib.auth.models import User
 
 from dashboard import run_summaries
 from dashboard.models import BenchmarkLevel, BenchmarkRun, Job, Service
@@ -13,14 +12,6 @@ from dashboard.recorder import record
 from ops.jobs.events import EventType
 from tests.dashboard.conftest import Speaker
 from tests.dashboard.pages import factory, run_data
-
-
-@pytest.fixture
-def story(db: None, admin: User) -> factory.Story:
-    made = factory.Story()
-    made.node()
-    made.service()
-    return made
 
 
 def test_a_run_is_summarised_from_its_levels_as_they_are_told(story: factory.Story) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +12,10 @@ from playwright.sync_api import Page, expect
 from ops.agent.config import NodePaths
 from ops.practice import box
 from tests.walks.browser_console import chromium, sign_in
-from tests.walks.practice_stack import PracticeStack, practice_stack, wait_until
+from tests.walks.practice_stack import PracticeStack, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 SLOW = 60_000  # ms: a deadline to poll for, on two busy cores
-
-
-@pytest.fixture
-def stack(short_path: Path) -> Iterator[PracticeStack]:
-    with practice_stack(short_path, speed=20) as made:
-        yield made
 
 
 def job_ends_well(page: Page) -> None:

@@ -16,19 +16,13 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.walks.browser_console import POINTS, BrowserConsole, chromium, running_console, sign_in, visit, wait
-from tests.walks.practice_stack import PracticeStack, practice_stack
+from tests.walks.practice_stack import PracticeStack
 from tests.walks.test_browser_pages import look
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 SLOW = 90_000  # ms: a deadline to poll for, on two busy cores
 PICTURES = os.environ.get("ROUNDHOUSE_PICTURES")  # a folder: a picture of the comparison is left there to be looked at
 CHARTS = ("throughput", "latency", "ttft", "tpot", "pareto", "ratio", "ecdf-ttft", "ecdf-icl")
-
-
-@pytest.fixture
-def stack(short_path: Path) -> Iterator[PracticeStack]:
-    with practice_stack(short_path, speed=20) as made:
-        yield made
 
 
 def eventually(page: Page, condition: Callable[[], bool], what: str, seconds: float = 90) -> None:

@@ -4,23 +4,15 @@ after which there is a verdict."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.walks.browser_console import chromium, sign_in
-from tests.walks.practice_stack import PracticeStack, practice_stack
+from tests.walks.practice_stack import PracticeStack
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600)]
 SLOW = 120_000  # ms: a deadline to poll for, on two busy cores
-
-
-@pytest.fixture
-def stack(short_path: Path) -> Iterator[PracticeStack]:
-    with practice_stack(short_path, speed=20) as made:
-        yield made
 
 
 def ask(page: Page, stack: PracticeStack, step: str, repeats: int) -> None:

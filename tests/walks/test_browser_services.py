@@ -6,23 +6,15 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Error, Page, expect
 
 from tests.walks.browser_console import chromium, sign_in
-from tests.walks.practice_stack import PracticeStack, practice_stack, wait_until
+from tests.walks.practice_stack import PracticeStack, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
 SLOW = 90_000  # ms: a deadline to poll for, on two busy cores
-
-
-@pytest.fixture
-def stack(short_path: Path) -> Iterator[PracticeStack]:
-    with practice_stack(short_path, speed=20) as made:
-        yield made
 
 
 def ends(page: Page, state: str = "succeeded") -> None:
