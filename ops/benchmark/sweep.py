@@ -23,13 +23,14 @@ from ops.benchmark.comparing.keys import sweep_key
 from ops.benchmark.endpoint import Endpoint, inspect, require_model, require_practice
 from ops.benchmark.level_detail import level_detail
 from ops.benchmark.live_view import LiveSecond
-from ops.benchmark.load import MAX_IN_FLIGHT, Level, LevelOutcome, every_request_failed, warm_up
+from ops.benchmark.load import MAX_IN_FLIGHT, Level, LevelOutcome
 from ops.benchmark.metrics import BUNCHED_LIMIT, MS, LevelMetrics, S, level_metrics, steady_window
 from ops.benchmark.presets import MAX_TOKENS, LevelPlan, SweepSettings
 from ops.benchmark.prompt_length import PromptLength, calibrate
 from ops.benchmark.prompts import FilePrompts, Prompts, SyntheticPrompts, read_file
 from ops.benchmark.results import SweepResult, store_level, store_result
 from ops.benchmark.server_metrics import ServerMetrics
+from ops.benchmark.warm_up import every_request_failed, warm_up
 from ops.jobs.errors import BadInput, OpsError
 from ops.jobs.events import EventType
 from ops.jobs.pipeline import Reporter
