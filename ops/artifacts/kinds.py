@@ -1,36 +1,81 @@
-"""Which leftovers are known: a name pattern, where they lie, and why deleting one is safe.
+"""Which leftovers are known: where each kind lies, how it is recognised, when deleting one is safe, and what keeping it is worth.
 
-A suffix is no proof (model folders and hub caches hold `.pt` files too), so a kind also says in which folders it never looks.
+The built-in kinds are data: kinds.toml. Admins add their own, as records that a job's envelope brings along. A suffix is no proof (model folders
+and hub caches hold `.pt` files too), so a kind is a place, a pattern, an owner and conditions together.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from ops.jobs.errors import BadInput
+from ops.records import Record
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of leftover. `pattern` matches the file's name; `depth` is how many folders below a root are looked at."""
+KIND_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}\Z")
+UNITS = ("file", "folder")
+METHODS = ("files", "release", "uv-cache")
+FILE_TYPES = ("regular", "socket")
+
+
+@dataclass(kw_only=True)
+class Kind(Record):
+    """One kind of leftover; the same form for built-in kinds and those that an admin adds (`own`).
+
+    `unit`: what is listed and chosen as one: a "file", or a "folder" with all that is in it (a compile cache of one hash). `method`: how it goes:
+    "files" (one by one, each looked at again), "release" (as Roundhouse removes a release), "uv-cache" (uv's own command).
+    `places`: names that ops/artifacts/places.py knows ("tmp", "shm", "scratch", "vllm-cache", ...), or absolute folders (own kinds).
+    `patterns`: shell patterns of the path below the place (`torch_compile_cache/*`); one without a slash matches the name, at most `depth`
+    folders deep. `conditions`: names of ops/artifacts/conditions.py, all of which must hold ("service-stopped", "version-not-installed", ...).
+    `offered`: chosen when a preview opens; a kind that is worth keeping never is. `with_redeploy`: a redeploy's plan offers it.
+    `any_owner`: also files of other users than the agent's (own kinds only; the operating system must allow it as well).
+    """
 
     name: str
-    title: str
-    pattern: str
-    where: str
-    why_safe: str
+    title: str  # "Debug tensors"
+    one: str  # "debug tensor"
+    leftover: str  # one sentence: why it is a leftover
+    keeping: str  # one sentence: what keeping it is worth
+    places: list[str]
+    patterns: list[str]
+    unit: str = "file"
+    method: str = "files"
+    file_type: str = "regular"
     depth: int = 4
+    min_age_s: float = 0.0
+    conditions: list[str] = field(default_factory=list)
+    offered: bool = True
+    with_redeploy: bool = False
+    any_owner: bool = False
+    own: bool = False
+
+    def check(self) -> None:
+        if not KIND_NAME.match(self.name):
+            raise BadInput(f"`{self.name[:60]}` is not the name of a kind", hint="Lower-case letters, digits, dash; at most 40")
+        if not self.title or not self.one:
+            raise BadInput(f"The kind `{self.name}` needs a title, and a word for one of it")
+        for value, known, what in ((self.unit, UNITS, "unit"), (self.method, METHODS, "method"), (self.file_type, FILE_TYPES, "file type")):
+            if value not in known:
+                raise BadInput(f"The kind `{self.name}` has an unknown {what} `{value[:40]}`", hint=f"Use one of {', '.join(known)}")
+        if not self.places or not self.patterns:
+            raise BadInput(f"The kind `{self.name}` needs at least one place and one pattern")
+        if not 0 <= self.depth <= 32 or not 0 <= self.min_age_s <= 10 * 365 * 86400:
+            raise BadInput(f"The kind `{self.name}` has a depth or an age that cannot be")
 
     def matches(self, name: str) -> bool:
-        return fnmatchcase(name, self.pattern)
+        """Whether a file of that name, anywhere in its place, could be one."""
+        return any("/" not in pattern and fnmatchcase(name, pattern) for pattern in self.patterns)
+
+    def count(self, number: int) -> str:
+        """`35 debug tensors`."""
+        return f"{number:,} {self.one if number == 1 else self.title[:1].lower() + self.title[1:]}"
 
 
 KINDS: tuple[Kind, ...] = (
     Kind(
-        name="debug-tensor",
-        title="Debug tensor",
-        pattern="*.pt",
-        where="The service's scratch folders: patches write per-layer dumps there with torch.save",
-        why_safe="Written by debug code, read by nobody: no service loads .pt files from a scratch folder",
+        name="debug-tensor", title="Debug tensors", one="debug tensor", places=["scratch"], patterns=["*.pt"], with_redeploy=True,
+        leftover="Written by debug code, read by nobody: no service loads .pt files from a scratch folder", keeping="Nothing reads it again",
     ),
 )
 

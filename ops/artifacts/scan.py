@@ -79,7 +79,7 @@ def scan(roots: Sequence[Path | str], *, owner_uid: int | None = None, min_age_s
             reason = f"younger than {min_age_s:,.0f} s"
         artifacts.append(Artifact(
             path=path, size_bytes=state.st_size, kind=kind.name, mtime_ns=state.st_mtime_ns, inode=state.st_ino, device=state.st_dev,
-            uid=state.st_uid, open_by=pids, safe=reason is None, why=reason or kind.why_safe))
+            uid=state.st_uid, open_by=pids, safe=reason is None, why=reason or kind.leftover))
     return artifacts
 
 

@@ -129,7 +129,19 @@ class EventType(StrEnum):
     # out}, node_toml), cut to what a page can show, with asked (unit, name, environment, in_place, manager), hash (of the whole record and the
     # drop-in, keyed by the node) and stored (the record's path, once it is a service) or null
     ADOPTION = "adoption"
-    # artifacts [{path, size_bytes, kind, ...}], deleted, kept [{path, why}], freed_bytes
+    # a part of what a scan found: scan (id: the job's), artifacts (ops/artifacts/found.py Artifact.as_dict(), at most 500; of each kind its largest)
+    ARTIFACTS_FOUND = "artifacts.found"
+    # the whole of a scan: scan, at, took_s, preview {path, digest (sha256), size_bytes} on the node, places [{path, what, files, size_bytes,
+    # problem}], kinds [{kind, title, one, unit, leftover, keeping, offered_by_default, with_redeploy, own, offered, optional, kept: {count, files,
+    # size_bytes, oldest_ns, newest_ns} each, listed (how many artifacts.found told), why_kept [{why, count, size_bytes}]}], gauges [{path, what,
+    # total_bytes, used_bytes, free_bytes, inodes, inodes_free}], largest [{path, size_bytes, files}] folders, files (all that were looked at),
+    # size_bytes, problems [sentence], offered_bytes, choosable_bytes, open_checked (false: not all processes could be looked into; problems says so)
+    ARTIFACTS_SCANNED = "artifacts.scanned"
+    # a part of a purge's manifest: scan, entries (ops/artifacts/found.py Entry.as_dict(), at most 1000)
+    PURGE_ENTRIES = "purge.entries"
+    # the whole of a purge: scan, chosen {count, files, size_bytes}, deleted {count, files, size_bytes}, kept {count}, kinds [{kind, title, one,
+    # chosen, deleted, kept, freed_bytes}], why_kept [{why, count, example}], freed_bytes, manifest {path (on the node), entries, told (in
+    # purge.entries)}, took_s, cancelled (bool), gauges (as in artifacts.scanned, looked at afterwards)
     PURGE_RESULT = "purge.result"
     # the four-part report (ops/report.py), as data and as "markdown"
     REPORT = "report"
