@@ -7,12 +7,18 @@ and hub caches hold `.pt` files too), so a kind is a place, a pattern, an owner 
 from __future__ import annotations
 
 import re
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from ops.jobs.errors import BadInput
 from ops.records import Record
 
+BUILTIN = Path(__file__).with_name("kinds.toml")
 KIND_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}\Z")
 UNITS = ("file", "folder")
 METHODS = ("files", "release", "uv-cache")
@@ -63,6 +69,27 @@ class Kind(Record):
         if not 0 <= self.depth <= 32 or not 0 <= self.min_age_s <= 10 * 365 * 86400:
             raise BadInput(f"The kind `{self.name}` has a depth or an age that cannot be")
 
+    def fits(self, relative: str) -> bool:
+        """Whether the path `relative` (below the place, no slash at either end) is one of this kind, by its name alone.
+
+        A pattern without a slash is for the last part, at most `depth` folders below the place (0: directly in it). One with slashes is for the whole
+        path, part by part: `*` never crosses a slash. A leading dot is nothing special.
+        """
+        parts = relative.split("/")
+        for pattern in self.patterns:
+            if "/" in pattern:
+                wanted = pattern.split("/")
+                if len(wanted) == len(parts) and all(fnmatchcase(part, one) for part, one in zip(parts, wanted, strict=True)):
+                    return True
+            elif len(parts) <= self.depth + 1 and fnmatchcase(parts[-1], pattern):
+                return True
+        return False
+
+    @property
+    def deepest(self) -> int:
+        """How many folders below its place an artifact of this kind can lie at most (0: directly in it)."""
+        return max(pattern.count("/") if "/" in pattern else self.depth for pattern in self.patterns)
+
     def matches(self, name: str) -> bool:
         """Whether a file of that name, anywhere in its place, could be one."""
         return any("/" not in pattern and fnmatchcase(name, pattern) for pattern in self.patterns)
@@ -72,6 +99,7 @@ class Kind(Record):
         return f"{number:,} {self.one if number == 1 else self.title[:1].lower() + self.title[1:]}"
 
 
+# For who has not yet moved on to `builtin`
 KINDS: tuple[Kind, ...] = (
     Kind(
         name="debug-tensor", title="Debug tensors", one="debug tensor", places=["scratch"], patterns=["*.pt"], with_redeploy=True,
@@ -86,3 +114,23 @@ NEVER_BESIDE = ("config.json", "pyvenv.cfg", "model.safetensors.index.json", "to
 def kind_of(name: str) -> Kind | None:
     """The first kind that a file of that name could be."""
     return next((kind for kind in KINDS if kind.matches(name)), None)
+
+
+@cache
+def builtin() -> tuple[Kind, ...]:
+    """The built-in kinds, in the order of kinds.toml: where two fit one file, the first is its kind. Raises BadInput for a broken kinds.toml."""
+    raw = tomllib.loads(BUILTIN.read_text(encoding="utf-8"))
+    made = tuple(Kind.from_dict(one) for one in raw["kind"])
+    if len({kind.name for kind in made}) != len(made):
+        raise BadInput("Two built-in kinds have one name")
+    return made
+
+
+def own(raw: Sequence[Any]) -> tuple[Kind, ...]:
+    """An admin's kinds, from their records. Raises BadInput for one that could do harm, and says what is wrong with it."""
+    return tuple(Kind.from_dict(one) for one in raw)
+
+
+def all_kinds(raw: Sequence[Any] = ()) -> tuple[Kind, ...]:
+    """The built-in kinds, and after them an admin's own."""
+    return (*builtin(), *own(raw))
