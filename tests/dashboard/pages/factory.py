@@ -20,11 +20,12 @@ from django.utils import timezone
 from dashboard import baselines, practice_reference, recorder, run_summaries
 from dashboard.models import BenchmarkLevel, BenchmarkRun, Channel, ImportedFile, Job, Node, Service
 from ops import records, report
+from ops.artifacts.found import Choice
 from ops.benchmark.comparing import regression
 from ops.jobs.events import Event, EventType
 from ops.services.warmup import PHASES
+from tests.dashboard.pages import cleanup_data, run_data
 from tests.dashboard.pages import environment_data as said
-from tests.dashboard.pages import run_data
 from tests.dashboard.pages import service_data as ran
 
 GIB = 2**30
@@ -225,14 +226,14 @@ class Story:
             steps: Any = (), state: str | None = None, of: Node | None = None) -> Job:
         self.number = max(self.number, Job.objects.aggregate(last=Max("number"))["last"] or 0) + 1
         job = Job.objects.create(number=self.number, type=type, node=of or self.the_node, service=None if of else self.the_service,
-                                 params=params or {}, by=self.user, practice=of is None,
+                                 params=params or {}, by=self.user, practice=of is None or of.practice,
                                  envelope={"snapshot": {"channel": CHANNEL}})
         self.at = time.time() - ago_s
         Job.objects.filter(pk=job.pk).update(created_at=datetime.fromtimestamp(self.at, UTC))
         self.seq[str(job.pk)] = 0
         if claimed:
-            self.say(job, EventType.JOB_CLAIMED, type=type, service="kimi-k25", params=job.params, locks=[], fence={}, by="admin", boot_id="b", pid=1,
-                     start_time=1,
+            self.say(job, EventType.JOB_CLAIMED, type=type, service=None if of else "kimi-k25", params=job.params, locks=[], fence={}, by="admin",
+                     boot_id="b", pid=1, start_time=1,
                      steps=[{"name": n, "title": t, "downtime": d} for n, t, d in steps])
             self.say(job, EventType.JOB_STARTED, pid=2, start_time=2)
         return job
@@ -823,6 +824,19 @@ def deciding() -> Story:
     story.finish_step(job, "sweep", note="6 runs; throughput differs from itself by up to ±2.5 %")
     story.end(job)
     story.measured(ago_s=600, scale=0.93, against=base)
+    return story
+
+
+def cleaning() -> Story:
+    """A node whose leftovers were scanned and partly purged, scanned again since, and a purge of every outcome."""
+    story = Story()
+    story.node()
+    story.service()
+    first, found = cleanup_data.scan_job(story, ago_s=3 * 86400)
+    cleanup_data.purge_job(story, first, found, ago_s=3 * 86400 - 600)
+    cleanup_data.purge_job(story, first, found, ago_s=3 * 86400 - 1200, choice=Choice(kinds=["core-dump", "old-release"]), cancelled=True)
+    latest, found = cleanup_data.scan_job(story, ago_s=900, problems=cleanup_data.PROBLEMS)
+    cleanup_data.purge_job(story, latest, found, ago_s=600, partial=True)
     return story
 
 
