@@ -1,0 +1,328 @@
+"""The preview of a scan: a file on the node that says of everything found what it was, so that a purge deletes exactly that and nothing else.
+
+JSON lines, `roundhouse.preview/1`. A header; one line for each artifact, numbered from 1; the entries of a folder artifact come before its own line,
+each after what lies in it, so that neither the writer nor a reader holds a tree; the summary; a footer with counts and the SHA-256 of all that stands
+before it. So a file that was cut or changed is noticed, and a purge can name the very preview that a person looked at. Names keep their bytes
+(os.fsdecode: what is no UTF-8 stands as a lone surrogate, which JSON can hold).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii as quoted  # what json.dumps does with a string, a quarter of the time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from ops.artifacts.found import KEPT, OFFERED, OPTIONAL, Artifact, Choice
+from ops.artifacts.kinds import UNITS, Kind
+from ops.gpus.processes import boot_id
+from ops.jobs.errors import BadInput, OpsError
+
+FORMAT = "roundhouse.preview/1"
+FILE, FOLDER, SOCKET, LINK, OTHER = "file", "folder", "socket", "link", "other"  # types of an entry
+_TYPES = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFSOCK: SOCKET, stat.S_IFLNK: LINK}
+_LONGEST_LINE = 8 << 20
+_BLOCK = 1 << 18
+_AGAIN = "Scan again: a purge takes only what a scan wrote"
+
+
+class Row(NamedTuple):
+    """One entry as it was seen: a file that is an artifact (`path` is ""), or something in the tree of a folder artifact.
+
+    `path` is relative to the artifact's folder, "" for that folder itself. `length`: st_size; `size_bytes`: allocated, and 0 for a file whose blocks
+    were counted under another name already.
+    """
+
+    path: str
+    type: str
+    device: int
+    inode: int
+    mtime_ns: int
+    length: int
+    size_bytes: int
+    uid: int
+
+    @classmethod
+    def of(cls, path: str, state: os.stat_result) -> Self:
+        return cls(path, type_of(state.st_mode), state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size, state.st_blocks * 512, state.st_uid)
+
+
+def type_of(mode: int) -> str:
+    return _TYPES.get(mode & 0o170000, OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Where and when a scan was made, of what. `at`: seconds since the epoch; `boot_id`: of the machine's start that it was made in."""
+
+    node: str
+    at: float
+    roots: list[str]
+    kinds: list[Kind]
+    boot_id: str
+
+    @classmethod
+    def now(cls, node: str, roots: list[str], kinds: list[Kind]) -> Header:
+        return cls(node=node, at=time.time(), roots=roots, kinds=kinds, boot_id=boot_id())
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"format": FORMAT, "node": self.node, "at": self.at, "roots": self.roots, "kinds": [kind.as_dict() for kind in self.kinds],
+                "boot_id": self.boot_id}
+
+
+class PreviewWriter:
+    """Writes a preview, line by line, beside its place; `finish` puts it there. One that is left unfinished leaves nothing.
+
+    `add_row` the entries of a folder artifact, each after what lies in it and the folder itself last, then `add` the artifact; `add` a file artifact
+    with its own row. Artifacts of other methods (a release) have no rows. Raises OpsError if it cannot be written (a full disk).
+    """
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.path = path
+        self.count = 0  # artifacts so far: the next one's number is one more
+        self.size_bytes = 0  # of the file
+        self._rows = self._all_rows = 0
+        self._digest = hashlib.sha256()
+        self._lines: list[bytes] = []
+        self._part = path.with_name(f".{path.name[:200]}.{os.getpid()}.part")
+        try:
+            self._file = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._cannot(error) from error
+        self._open = True
+        self._line(json.dumps(header.as_dict()))
+
+    def add(self, artifact: Artifact, row: Row | None = None) -> None:
+        if artifact.number != self.count + 1:
+            raise ValueError(f"artifact {artifact.number} after {self.count}")
+        if row is not None and self._rows:
+            raise ValueError("an artifact has either a row of its own or a tree")
+        self.count += 1
+        device = f"{row.device},{row.inode},{row.mtime_ns},{row.length},{row.size_bytes},{row.uid}" if row is not None else ""
+        own = f'["","{row.type}",{device}]' if row is not None else "null"
+        opened = json.dumps(artifact.open_by) if artifact.open_by else "[]"
+        self._line(
+            f'["artifact",{artifact.number},{quoted(artifact.kind)},"{artifact.unit}",{quoted(artifact.path)},{artifact.size_bytes},{artifact.files},'
+            f"{artifact.mtime_ns},{artifact.uid},{quoted(artifact.owner)},{artifact.device},{artifact.inode},\"{artifact.state}\","
+            f"{quoted(artifact.why)},{opened},{quoted(artifact.service)},{self._rows},{own}]")
+        self._rows = 0
+
+    def add_row(self, row: Row) -> None:
+        self._rows += 1
+        self._all_rows += 1
+        self._line(f'["entry",{quoted(row.path)},"{row.type}",{row.device},{row.inode},{row.mtime_ns},{row.length},{row.size_bytes},{row.uid}]')
+
+    def finish(self, summary: dict[str, Any]) -> str:
+        """Puts the preview in its place; gives its digest (SHA-256, hexadecimal)."""
+        if self._rows:
+            raise ValueError("entries of a folder that is no artifact")
+        self._line(json.dumps({"summary": summary}))
+        self._flush()
+        digest = self._digest.hexdigest()
+        self._lines.append(json.dumps({"end": FORMAT, "artifacts": self.count, "entries": self._all_rows, "digest": digest}).encode() + b"\n")
+        self._flush()
+        try:
+            os.fsync(self._file)
+            self._part.replace(self.path)
+        except OSError as error:
+            raise self._cannot(error) from error
+        os.close(self._file)
+        self._open = False
+        return digest
+
+    def abort(self) -> None:
+        """Leaves nothing behind; does nothing after `finish`."""
+        if self._open:
+            os.close(self._file)
+            self._open = False
+            self._part.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.abort()
+
+    def _line(self, text: str) -> None:
+        self._lines.append(text.encode("ascii") + b"\n")
+        if len(self._lines) >= 1000:
+            self._flush()
+
+    def _flush(self) -> None:
+        block = b"".join(self._lines)
+        self._lines.clear()
+        self._digest.update(block)
+        self.size_bytes += len(block)
+        rest = memoryview(block)
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest):]
+        except OSError as error:
+            raise self._cannot(error) from error
+
+    def _cannot(self, error: OSError) -> OpsError:
+        return OpsError(f"The preview `{self.path}` cannot be written", why=error.strerror or str(error),
+                        hint="It needs about 300 bytes for each leftover; make room there, or scan fewer kinds or folders")
+
+
+class Tree:
+    """The rows of one artifact, read from the preview when they are asked for: each entry after what lies in it, the artifact itself last."""
+
+    def __init__(self, preview: Preview, offset: int, rows: int, own: Row | None) -> None:
+        self._preview, self._offset, self._rows, self._own = preview, offset, rows, own
+
+    def __len__(self) -> int:
+        return self._rows if self._own is None else 1
+
+    def __iter__(self) -> Iterator[Row]:
+        if self._own is not None:
+            yield self._own
+            return
+        lines = self._preview._lines(self._offset)
+        for _ in range(self._rows):
+            _, line = next(lines)
+            yield _row(self._preview._parsed(line)[1:])
+
+
+class Preview:
+    """A preview that was written in full and never changed. Keep it open (`with`) while its artifacts and their trees are read."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._file = descriptor
+        self.size_bytes = os.fstat(descriptor).st_size
+        self.digest, self.summary, end = self._checked()
+        self.count, self.rows = end["artifacts"], end["entries"]
+        self.header = self._header()
+        self.kinds = {kind.name: kind for kind in self.header.kinds}
+
+    @classmethod
+    def open(cls, path: Path | str) -> Preview:
+        """Raises BadInput if it is none, was cut or changed, or belongs to another user than us or root."""
+        path = Path(path)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else None
+            raise BadInput(f"The preview `{path}` cannot be read", why=why or str(error), hint=_AGAIN) from error
+        try:
+            state = os.fstat(descriptor)
+            if not stat.S_ISREG(state.st_mode):
+                raise BadInput(f"`{path}` is no preview: it is no file", hint=_AGAIN)
+            if state.st_uid not in (os.geteuid(), 0) or state.st_mode & 0o022:
+                raise BadInput(f"The preview `{path}` could have been written by somebody else",
+                               why="It belongs to another user, or others may write to it", hint=_AGAIN)
+            return cls(path, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def artifacts(self, choice: Choice | None = None) -> Iterator[tuple[Artifact, Tree | None]]:
+        """All artifacts in order, or those that `choice` takes, each with its rows; None for one of another method (a release, uv's cache)."""
+        start, rows = -1, 0
+        for offset, line in self._lines(0):
+            if line.startswith(b'["entry"'):
+                start, rows = (offset, 1) if rows == 0 else (start, rows + 1)
+            elif line.startswith(b'["artifact"'):
+                artifact, count, own = self._artifact(self._parsed(line))
+                if count != rows or (own is not None and count):
+                    raise self._no_preview("a folder's entries do not fit")
+                if choice is None or choice.takes(artifact):
+                    yield artifact, Tree(self, start, rows, own) if rows or own is not None else None
+                start, rows = -1, 0
+            elif line.startswith(b'{"summary"'):
+                return
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _lines(self, offset: int) -> Iterator[tuple[int, bytes]]:
+        """(where it begins, line) from `offset` on; its own position, so that several readers do not disturb each other."""
+        rest, at = b"", offset
+        while block := os.pread(self._file, _BLOCK, at + len(rest)):
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                yield at, line
+                at += len(line) + 1
+            if len(rest) > _LONGEST_LINE:
+                raise self._no_preview("one of its lines is too long")
+        if rest:
+            raise self._no_preview("its end is missing")
+
+    def _checked(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """(digest, summary, footer)."""
+        digest, last, summary, first = hashlib.sha256(), b"", b"", True
+        for _, line in self._lines(0):
+            if first:
+                if f'"format": "{FORMAT}"'.encode() not in line:
+                    raise self._no_preview("it does not begin as one")
+                first = False
+            else:
+                digest.update(last + b"\n")
+            summary, last = last, line
+        end = self._parsed(last, dict)
+        if end.get("end") != FORMAT or not isinstance(end.get("artifacts"), int) or not isinstance(end.get("entries"), int):
+            raise self._no_preview("its end is missing")
+        if end.get("digest") != digest.hexdigest():
+            raise self._no_preview("it was changed after the scan wrote it")
+        found = self._parsed(summary, dict).get("summary")
+        if not isinstance(found, dict):
+            raise self._no_preview("its summary is missing")
+        return digest.hexdigest(), found, end
+
+    def _header(self) -> Header:
+        _, line = next(self._lines(0))
+        raw = self._parsed(line, dict)
+        try:
+            return Header(node=str(raw["node"]), at=float(raw["at"]), roots=[str(root) for root in raw["roots"]],
+                          kinds=[Kind.from_dict(kind) for kind in raw["kinds"]], boot_id=str(raw["boot_id"]))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise self._no_preview(f"its header has no {error}") from error
+
+    def _parsed(self, line: bytes, form: type = list) -> Any:
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise self._no_preview("a line of it is no JSON") from error
+        if not isinstance(found, form):
+            raise self._no_preview("a line of it has the wrong form")
+        return found
+
+    def _artifact(self, raw: list[Any]) -> tuple[Artifact, int, Row | None]:
+        try:
+            _, number, kind, unit, path, size_bytes, files, mtime_ns, uid, owner, device, inode, state, why, open_by, service, rows, own = raw
+        except ValueError as error:
+            raise self._no_preview("an artifact has the wrong form") from error
+        numbers, texts = (number, size_bytes, files, mtime_ns, uid, device, inode, rows), (kind, unit, path, owner, state, why, service)
+        if (any(type(value) is not int for value in numbers) or any(type(value) is not str for value in texts) or kind not in self.kinds
+                or unit not in UNITS or state not in (OFFERED, OPTIONAL, KEPT) or not isinstance(open_by, list) or not path.startswith("/")
+                or "\0" in path or os.path.normpath(path) != path):
+            raise self._no_preview("an artifact has the wrong form")
+        artifact = Artifact(number, kind, unit, path, size_bytes, files, mtime_ns, uid, owner, device, inode, state, why, open_by, service)
+        return artifact, rows, None if own is None else _row(own)
+
+    def _no_preview(self, why: str) -> BadInput:
+        return BadInput(f"`{self.path}` is no preview of a scan", why=f"{why[:1].upper()}{why[1:]}", hint=_AGAIN)
+
+
+def _row(raw: Any) -> Row:
+    if isinstance(raw, list) and len(raw) == 8 and all(type(value) is str for value in raw[:2]) and all(type(value) is int for value in raw[2:]):
+        row = Row(*raw)
+        if row.path == "" or (os.path.normpath(row.path) == row.path and "\0" not in row.path and row.path.split("/")[0] not in ("", "..", ".")):
+            return row
+    raise BadInput("An entry of a preview has the wrong form", hint=_AGAIN)
