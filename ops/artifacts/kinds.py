@@ -96,7 +96,14 @@ class Kind(Record):
 
     def count(self, number: int) -> str:
         """`35 debug tensors`."""
-        return f"{number:,} {self.one if number == 1 else self.title[:1].lower() + self.title[1:]}"
+        return counted(number, self.one, self.title)
+
+
+def counted(number: int, one: str, title: str) -> str:
+    """`1 debug tensor`, `35 debug tensors`; a title that begins with a name (`NCCL dumps`, `FlashInfer kernels`) keeps its capital."""
+    first = title.split(" ")[0]
+    many = title if any(letter.isupper() for letter in first[1:]) else title[:1].lower() + title[1:]
+    return f"{number:,} {one if number == 1 else many}"
 
 
 # For who has not yet moved on to `builtin`
