@@ -77,6 +77,16 @@ class NodePaths:
         return self.root / "runs"
 
     @property
+    def previews(self) -> Path:
+        """What scans for leftovers found: `<job id>.jsonl` each, which a purge is made of. The newest few are kept."""
+        return self.root / "previews"
+
+    @property
+    def manifests(self) -> Path:
+        """What purges did: `<job id>.jsonl` each, kept for good."""
+        return self.root / "manifests"
+
+    @property
     def node_toml(self) -> Path:
         return self.root / "node.toml"
 
@@ -91,7 +101,7 @@ class NodePaths:
             if state_folder() in self.root.parents:
                 make_private(state_folder())
             make_private(self.root)
-            for folder in (self.jobs, self.locks, self.services, self.announced, self.runs):
+            for folder in (self.jobs, self.locks, self.services, self.announced, self.runs, self.previews, self.manifests):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise BadInput(f"The state folder `{self.root}` cannot be used", why=str(error), hint="Choose another with ROUNDHOUSE_STATE") from error

@@ -16,7 +16,7 @@ from typing import Any
 
 from ops.agent.config import NodeConfig
 from ops.jobs.errors import BadInput, Refused
-from ops.records import NAME, Channel, ServiceRecord
+from ops.records import NAME, NEVER_IN_TEXT, Channel, ServiceRecord
 
 MAX_BYTES = 2 * 1024 * 1024  # a plan of some hundred packages is under 200 KB
 LIFETIME_MAX_S = 7 * 24 * 3600
@@ -170,8 +170,16 @@ def verify(envelope: Envelope, config: NodeConfig, *, now: float, types: set[str
 
 
 def check_limits(envelope: Envelope, config: NodeConfig) -> None:
-    """Raises Refused if the service or the channel lies outside of what `node.toml` allows."""
+    """Raises Refused if the service, the channel, or a folder that a scan is to look into lies outside of what `node.toml` allows.
+
+    The places of an admin's own kinds are no reason to refuse: they are meant for all nodes, and a scan says which of them this one leaves out.
+    """
     from ops.environments import channels
+
+    if envelope.type == "artifact-scan" and isinstance(roots := envelope.params.get("roots"), list):
+        for root in roots:
+            if isinstance(root, str) and not NEVER_IN_TEXT.search(root):  # anything else is refused by its steps
+                config.require_inside(root, config.artifact_roots, "folder to be cleaned up")
 
     if (record := envelope.service_record()) is not None:
         check_record(record, config)
