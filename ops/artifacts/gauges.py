@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ops.agent.config import NodeConfig, NodePaths
 from ops.artifacts.found import shown
 from ops.records import ServiceRecord
 
-SHARED_MEMORY = "/dev/shm"
-TEMPORARY = ("/tmp", "/var/tmp")
+SHARED_MEMORY = "/dev/shm"  # noqa: S108  (looked at, never written)
+TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108
 WHAT_SHOWN = 3  # what lies on a file system: so many are named
 
 
@@ -36,7 +37,7 @@ def read(paths: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
     whats: dict[int, list[str]] = {}
     for path, what in paths:
         try:
-            device = os.stat(path).st_dev
+            device = Path(path).stat().st_dev
         except FileNotFoundError:
             continue
         except (OSError, ValueError):
@@ -71,13 +72,12 @@ def _gauge(path: str, what: str, *, total_bytes: int | None = None, used_bytes: 
 
 def _mount_point(path: str, device: int) -> str:
     """The highest folder on the way to `path` that is still on its file system."""
-    real = os.path.realpath(path)
-    while real != "/":
-        above = os.path.dirname(real)
+    real = Path(path).resolve()
+    for above in real.parents:
         try:
-            if os.stat(above).st_dev != device:
+            if above.stat().st_dev != device:
                 break
         except OSError:
             break
         real = above
-    return real
+    return str(real)
