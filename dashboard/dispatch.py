@@ -27,9 +27,23 @@ from django.utils import timezone
 from kombu.exceptions import OperationalError as BrokerError
 from redis.exceptions import RedisError
 
-from dashboard import baselines, permissions, redis_clients, run_summaries
+from dashboard import baselines, cleanup_choice, cleanup_rows, permissions, redis_clients, run_summaries
 from dashboard.deciding import MORE_AT_ONCE
-from dashboard.models import AuditEntry, BenchmarkRun, Channel, Job, JobEvent, JobLock, LockFence, Node, Service, ShelvedPatch
+from dashboard.models import (
+    ArtifactKind,
+    ArtifactScan,
+    AuditEntry,
+    BenchmarkRun,
+    Channel,
+    Job,
+    JobEvent,
+    JobLock,
+    LockFence,
+    Node,
+    Service,
+    ShelvedPatch,
+)
+from ops.artifacts.found import Choice
 from ops.benchmark.comparing.verdicts import MIN_RUNS
 from ops.jobs import streams
 from ops.jobs.claim import ON_KEPT
@@ -48,6 +62,8 @@ logger = logging.getLogger(__name__)
 TASK = "run_job"
 ENVELOPE_VALID_S = 3600  # how long a node may still take the job; after that the reaper ends it as not taken
 PARAMS_MAX_BYTES = 256 * 1024
+CHOICE_MAX_BYTES = 1024 * 1024  # params of a purge, which names what was chosen one by one
+KINDS_MOST, ROOTS_MOST = 200, 50  # that one scan is asked for
 CHANGES = "changes"  # stream for the live view: what happened to which job
 CHANGES_KEPT = 1000
 CONTROL_KEPT = 1000
@@ -78,8 +94,9 @@ def start(*, type: str, node: str | Node, service: str | Service | None = None, 
     if kind.needs_service and the_service is None:
         raise BadInput(f"A {kind.title.lower()} job needs a service", hint="Choose one of the node's services")
     params = {**(in_place_params(the_service) if the_service is not None and _locks_environment(kind) else {}), **(params or {})}
-    if len(json.dumps(params)) > PARAMS_MAX_BYTES:
-        raise BadInput("This job's settings are too big", why=f"At most {PARAMS_MAX_BYTES // 1024} KiB", hint="Ask for less at once")
+    limit = CHOICE_MAX_BYTES if type == "purge" else PARAMS_MAX_BYTES
+    if len(json.dumps(params)) > limit:
+        raise BadInput("This job's settings are too big", why=f"At most {limit // 1024} KiB", hint="Ask for less at once")
     key = hashlib.sha256(f"{user.pk if user else ''}:{idempotency_key}".encode()).hexdigest() if idempotency_key else None
     locks = sorted(kind.locks(the_service.name if the_service else None, params))
     for last in (False, False, True):
@@ -429,6 +446,35 @@ def _refuse_practice(node: Node) -> None:
     if node.practice:
         raise BadInput(f"`{node.name}` is a practice node", why="Practice never mixes with real services, so it adopts no unit",
                        hint="Adopt it on a real node: `make up`, with a state folder of its own (ROUNDHOUSE_STATE)")
+
+
+def start_scan(*, node: Node, user: AbstractBaseUser | None, roots: Sequence[str] | None = None, kinds: Sequence[str] | None = None,
+               idempotency_key: str | None = None) -> Job:
+    """A read-only job that looks for leftovers on a node. `roots`, `kinds`: only below these folders, only these kinds; None: all. The kinds that
+    admins added go along. Raises BadInput for a folder or a kind that cannot be; which folders may be looked at the node decides."""
+    for root in roots or ():
+        if not isinstance(root, str) or not root.startswith("/") or len(root) > 4096 or NEVER_IN_TEXT.search(root):
+            raise BadInput(f"This is no folder to look into: {str(root)[:80]!r}", hint="Give an absolute path")
+    if (roots is not None and not 0 < len(roots) <= ROOTS_MOST) or (kinds is not None and not 0 < len(kinds) <= KINDS_MOST):
+        raise BadInput("This scan would look for nothing, or for too much at once", hint=f"At most {ROOTS_MOST} folders and {KINDS_MOST} kinds")
+    own = [kind.record for kind in ArtifactKind.objects.all()]
+    if kinds is not None and (unknown := sorted(set(kinds) - cleanup_rows.known_kinds())):
+        raise BadInput(f"There is no kind of leftover `{unknown[0][:60]}`", hint="Settings lists all kinds")
+    return start(type="artifact-scan", node=node, user=user, idempotency_key=idempotency_key, snapshot={"kinds": own},
+                 params={"roots": list(roots) if roots is not None else None, "kinds": list(kinds) if kinds is not None else None})
+
+
+def start_purge(*, scan: ArtifactScan, choice: Choice, user: AbstractBaseUser | None, idempotency_key: str | None = None) -> Job:
+    """Deletes what `choice` takes of what this scan found, as far as it is still what it was: the node looks at each thing once more. Services that
+    something chosen belongs to are locked. Raises BadInput for a scan that has not ended, and for a choice that takes nothing of it."""
+    if not scan.finished or not scan.digest:
+        raise BadInput("This scan has no preview yet", why="It has not ended, or it ended before it had looked at everything",
+                       hint="Wait until it has ended, or scan again")
+    choice.check()
+    if cleanup_choice.totals(scan, choice)["count"] < 1:
+        raise BadInput("Nothing was chosen", why="All of it was left out, or cannot be chosen", hint="Choose kinds, or single artifacts")
+    return start(type="purge", node=scan.node, user=user, idempotency_key=idempotency_key, params={
+        "scan": str(scan.job_id), "digest": scan.digest, "choice": choice.as_dict(), "services": cleanup_choice.services(scan, choice)})
 
 
 def start_shelf_forget(*, service: Service, entries: list[ShelvedPatch], user: AbstractBaseUser | None, idempotency_key: str | None = None) -> Job:

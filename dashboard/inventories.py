@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dashboard.projection import items, number, text
+from dashboard.from_a_node import items, number, text
 
 DISTRIBUTIONS_MAX = 2000
 FINDINGS_MAX = 500

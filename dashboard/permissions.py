@@ -16,10 +16,12 @@ OPERATOR_ACTIONS = frozenset({
     "job.plan", "job.redeploy", "job.restart", "job.warmup", "job.sweep", "job.purge", "job.smoke", "job.integrity",
     "job.practice-reset", "job.build", "job.rollback", "job.remove-release", "job.guards-set", "job.guards-apply", "job.shelf-forget", "job.recipe",
     "job.start", "job.stop", "job.switch", "job.reset-failed", "job.leftovers", "job.end-leftovers", "job.diagnose", "job.settings-set",
-    "job.smoke-set", "job.noise-floor", "job.cancel",
+    "job.smoke-set", "job.noise-floor", "job.artifact-scan", "job.cancel",
     "benchmark.pin", "benchmark.edit", "benchmark.import", "service.target",
 })
-ADMIN_ACTIONS = frozenset({"job.adopt", "job.adopt-apply", "job.abandon", "account.manage", "channel.manage", "node.manage", "settings.manage"})
+ADMIN_ACTIONS = frozenset({
+    "job.adopt", "job.adopt-apply", "job.abandon", "account.manage", "channel.manage", "kind.manage", "node.manage", "settings.manage",
+})
 ACTIONS = VIEW_ACTIONS | OPERATOR_ACTIONS | ADMIN_ACTIONS
 
 

@@ -5,6 +5,7 @@
 `guards` (`results` as last checked, `applied` by the whole job), `recipe` (data of recipe), `adoption` (data of adoption, cut), `changed` (`since`,
 `words`: against the last good start), `leftovers` (how many of each sort), `regression` (data of that event),
 `noise_floor` (`rows`: how many were stored, `sweep_key`, `run_ids`), `settings` (`flags`: they changed; `env`: how many variables did).
+`scan` (totals of artifacts.scanned: `cleanup_rows.keep_scan`).
 `Job.fingerprint` is the last one that the job said. Files put on the patch shelf become rows of their own
 (`ShelvedPatch`).
 
@@ -16,14 +17,15 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Greatest
 
-from dashboard import noise_floors, run_summaries
+from dashboard import cleanup_rows, noise_floors, run_summaries
+from dashboard.from_a_node import count, items, named, number, text, texts, when
 from dashboard.models import BenchmarkLevel, BenchmarkRun, Job, JobLock, JobStep, LockFence, ShelvedPatch
 from dashboard.run_documents import LEVEL_COLUMNS
 from ops.jobs.claim import ON_KEPT, REPAIRS
@@ -43,14 +45,7 @@ DIFF_LENGTH = 256 * 1024  # characters; the node cuts there, too
 FINGERPRINT_BYTES = 1024 * 1024  # some hundred packages are under 50 KB
 ADOPTION_BYTES = 128 * 1024  # of a record, and of a drop-in; a node refuses to tell longer ones
 CHANGES = ("changed", "extra", "missing")
-LARGEST = 1e300
-COUNT_MOST = 2**31 - 1  # of the columns that count
 SET_AT_THE_END = ("scaling_x", "scaling_efficiency")  # of levels that ran before the one that they are held against
-
-
-def when(at: float) -> datetime:
-    """Seconds since the epoch as a time; a node's nonsense clock gives the nearest time that a database takes."""
-    return datetime.fromtimestamp(min(max(at, 0.0), 32_503_680_000.0), UTC)
 
 
 def _keep_for_a_person(lock: JobLock) -> None:
@@ -345,6 +340,22 @@ class JobProjection:
             self.job.result["changed"] = {"since": number(data.get("since")), "words": [text(one, 500) for one in words[:WORDS_KEPT]]}
             self.result_dirty = True
 
+    # ---- leftovers ----
+
+    def _artifacts_found(self, data: dict[str, Any], at: datetime) -> None:
+        cleanup_rows.keep_found(self.job, data, at)
+
+    def _artifacts_scanned(self, data: dict[str, Any], at: datetime) -> None:
+        self.job.result["scan"] = cleanup_rows.keep_scan(self.job, data, at)
+        self.result_dirty = True
+
+    def _purge_entries(self, data: dict[str, Any], at: datetime) -> None:
+        cleanup_rows.keep_entries(self.job, data, at)
+
+    def _purge_result(self, data: dict[str, Any], at: datetime) -> None:
+        self.job.result["purge"] = cleanup_rows.keep_purge(self.job, data, at)
+        self.result_dirty = True
+
     # ---- benchmark runs ----
 
     def _sweep_started(self, data: dict[str, Any], at: datetime) -> None:
@@ -444,41 +455,6 @@ class JobProjection:
         return run
 
 
-def number(value: Any) -> float | None:
-    """A finite number, or None: unknown is not 0, and JSON columns take no NaN."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST < value < LARGEST:  # an integer may be beyond every float
-        return None
-    return float(value)
-
-
-def count(value: Any) -> int | None:
-    """How many, if the columns that count can hold it; else None."""
-    found = number(value)
-    return int(found) if found is not None and 0 <= found <= COUNT_MOST else None
-
-
-def text(value: Any, length: int) -> str:
-    """What was told as text, cut; "" for what is no text."""
-    return value[:length] if isinstance(value, str) else ""
-
-
-def named(value: Any, length: int) -> str:
-    """A name that identifies something: a cut one would be another. Raises ValueError on what is none."""
-    if not isinstance(value, str) or not 0 < len(value) <= length:
-        raise ValueError(f"no name: {str(value)[:60]!r}")
-    return value
-
-
-def items(value: Any, most: int) -> list[dict[str, Any]]:
-    """The objects of what should be a list of objects, at most so many."""
-    return [one for one in value if isinstance(one, dict)][:most] if isinstance(value, list) else []
-
-
-def texts(value: Any, most: int) -> list[str]:
-    """The texts of what should be a list of texts, at most so many."""
-    return [one for one in value if isinstance(one, str)][:most] if isinstance(value, list) else []
-
-
 def _keeps(key: str) -> Callable[[JobProjection, dict[str, Any], datetime], None]:
     def keep(projection: JobProjection, data: dict[str, Any], at: datetime) -> None:
         projection.job.result[key] = data
@@ -520,6 +496,9 @@ _HANDLERS: dict[str, Callable[[JobProjection, dict[str, Any], datetime], None]] 
     EventType.FINGERPRINT: JobProjection._fingerprint,
     EventType.RECIPE: _keeps("recipe"),
     EventType.ADOPTION: JobProjection._adoption,
-    EventType.PURGE_RESULT: _keeps("purge"),
+    EventType.ARTIFACTS_FOUND: JobProjection._artifacts_found,
+    EventType.ARTIFACTS_SCANNED: JobProjection._artifacts_scanned,
+    EventType.PURGE_ENTRIES: JobProjection._purge_entries,
+    EventType.PURGE_RESULT: JobProjection._purge_result,
     EventType.REPORT: _keeps("report"),
 }

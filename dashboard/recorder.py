@@ -27,8 +27,9 @@ from django.utils import timezone
 from redis.exceptions import RedisError, ResponseError
 
 from dashboard import announcements, dispatch, from_a_node, reaper, redis_clients
+from dashboard.from_a_node import when
 from dashboard.models import Job, JobEvent, Node, Service
-from dashboard.projection import JobProjection, when
+from dashboard.projection import JobProjection
 from ops.jobs import streams
 from ops.jobs.envelope import check_job_id
 from ops.jobs.errors import OpsError
