@@ -209,7 +209,10 @@ def keep_entries(job: Job, data: dict[str, Any], at: datetime) -> int:
 
 def keep_purge(job: Job, data: dict[str, Any], at: datetime) -> dict[str, Any]:
     """The data of a purge.result in a form that pages can rely on; keys as in ops/jobs/events.py. What the node freed without telling each line of
-    it is added to the scan."""
+    it is added to the scan. What a node of an earlier version told (`deleted` and `kept`, a list of files each) is kept as it is, to be read by
+    dashboard/purge_story.py."""
+    if isinstance(data.get("deleted"), list) or isinstance(data.get("kept"), list):
+        return data
     manifest = data["manifest"] if isinstance(data.get("manifest"), dict) else {}
     kept = data["kept"] if isinstance(data.get("kept"), dict) else {}
     freed, deleted = whole(data.get("freed_bytes")) or 0, _part(data.get("deleted"))

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from dashboard import charts, run_edits
+from dashboard import charts, purge_story, run_edits
 from dashboard.estimates import EARLIER, Usual, usual
 from dashboard.models import BenchmarkRun, Job, JobEvent, JobStep
 from dashboard.templatetags.roundhouse import clock, clock_unit, rate, short_release, size
@@ -25,7 +25,7 @@ TITLES = {
     "shelf-forget": "Forget patches of", "recipe": "Save a recipe of", "guards-set": "Set guards of", "adopt": "Read unit", "adopt-apply": "Adopt",
     "start": "Start", "stop": "Stop", "switch": "Switch", "reset-failed": "Reset the failed state of", "leftovers": "Look for leftovers of",
     "end-leftovers": "End leftovers of", "diagnose": "Diagnose", "settings-set": "Set launch settings of", "smoke-set": "Set the smoke suite of",
-    "noise-floor": "Measure the noise floor of",
+    "noise-floor": "Measure the noise floor of", "artifact-scan": "Cleanup scan of",
 }
 TYPE_WORDS = {
     "plan": "Plan", "redeploy": "Redeploy", "restart": "Restart", "warmup": "Warmup watch", "sweep": "Sweep", "purge": "Purge",
@@ -34,6 +34,7 @@ TYPE_WORDS = {
     "guards-set": "Set guards", "adopt": "Read a unit", "adopt-apply": "Adopt", "start": "Start", "stop": "Stop", "switch": "Switch",
     "reset-failed": "Reset failed state", "leftovers": "Look for leftovers", "end-leftovers": "End leftovers", "diagnose": "Diagnosis",
     "settings-set": "Launch settings", "smoke-set": "Smoke suite", "noise-floor": "Noise floor",
+    "artifact-scan": "Cleanup scan",
 }
 SERVING_STACK = ("vllm", "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "torch", "transformers")
 DONE_STATES = (JobState.SUCCEEDED, JobState.PARTIAL)
@@ -47,6 +48,8 @@ def title(job: Job) -> str:
         return f"{name} {str(job.params.get('unit') or '').removesuffix('.service')[:80]}".strip()
     if job.type == "switch" and job.service is not None:
         return f"{name} {job.service.name} to {str(job.params.get('to') or '')[:63]}"
+    if job.type in ("artifact-scan", "purge"):  # of a node; a purge of earlier versions was one of a service
+        return f"{name} {job.service.name if job.service is not None else job.node.name}"
     return name if job.type == "practice-reset" or job.service is None else f"{name} {job.service.name}"
 
 
@@ -90,8 +93,8 @@ def result_line(job: Job) -> str:
         return smoke_words(result.get("smoke") or [])
     if job.type == "integrity" and (report := result.get("integrity")):
         return integrity_words(report)
-    if job.type == "purge" and (purged := result.get("purge")):
-        return f"{len(purged.get('deleted') or [])} files, {size(purged.get('freed_bytes'))} freed"
+    if job.type == "purge" and (purged := purge_story.line(job)):
+        return purged
     if job.downtime_s is not None:
         return f"down {duration_words(job.downtime_s)}"
     last = [s for s in job.steps.all() if s.note]
@@ -441,8 +444,8 @@ def _facts_after(job: Job, run: BenchmarkRun | None) -> list[dict[str, Any]]:
             cells.append(_cell("Best throughput", rate(best.output_tok_s), unit="tok/s", small=f"at {charts.level_name(best.load, best.value)}"))
     if report := result.get("integrity"):
         cells.append(_cell("Files", f"{report.get('files') or 0:,} checked", small=integrity_words(report)))
-    if purged := result.get("purge"):
-        cells.append(_cell("Freed", *size(purged.get("freed_bytes")).split("\u202f"), small=f"{len(purged.get('deleted') or [])} files"))
+    if purged := purge_story.summary(job):
+        cells.append(_cell("Freed", *(size(purged["freed_bytes"]) or "unknown").split("\u202f"), small=purged["words"] or "nothing was deleted"))
     return cells[:5]
 
 
