@@ -40,6 +40,7 @@ MODELS_EVERY_S = 10.0
 PACKAGES_EVERY_S = 2.0  # a look at folders' times; the packages are read only when these changed
 UNIT_EVERY_S = 15.0  # facts of a unit that did not change its state meanwhile
 HEALTH_EVERY_S = 5.0  # a healthy service is asked; its process is looked at each second
+DISKS_EVERY_S = 10.0
 REMEMBER_EVERY_S = 15.0  # pids of a service whose processes did not change meanwhile
 
 
@@ -53,9 +54,9 @@ class Slot:
     def put(self, value: Any) -> None:
         self.value, self.at = value, time.monotonic()
 
-    def fresh(self) -> Any:
-        """The value, or None if there is none or it is too old."""
-        return self.value if self.at is not None and time.monotonic() - self.at <= OLD_S else None
+    def fresh(self, old_s: float | None = None) -> Any:
+        """The value, or None if there is none or it is too old: than `old_s`, if given."""
+        return self.value if self.at is not None and time.monotonic() - self.at <= (OLD_S if old_s is None else old_s) else None
 
 
 class Loop:
@@ -85,7 +86,7 @@ class Telemetry:
     def __init__(self, paths: NodePaths, config: NodeConfig) -> None:
         self.paths, self.config = paths, config
         self._stop = threading.Event()
-        self._gpus, self._disk = Slot(), Slot()
+        self._gpus, self._disk, self._disks = Slot(), Slot(), Slot()
         self._services: dict[str, Slot] = {}  # ServiceStatus.as_dict()
         self._pids: dict[str, set[int]] = {}
         self._units: dict[str, dict[str, Any]] = {}
@@ -109,6 +110,7 @@ class Telemetry:
         self.failures.start()
         Loop("gpus", self._read_gpus, 1.0, self._stop)
         Loop("services", self._read_services, 1.0, self._stop)
+        Loop("disks", self._read_disks, DISKS_EVERY_S, self._stop)
         Loop("packages", self._read_packages, PACKAGES_EVERY_S, self._stop)
         Loop("integrity", self._check_integrity, 1.0, self._stop)
         Loop("environments", self.inventory.read_environments, PACKAGES_EVERY_S, self._stop)
@@ -124,7 +126,8 @@ class Telemetry:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def sample(self) -> dict[str, Any]:
-        """Telemetry as JSON: GPUs and services as they were read within the last seconds; None or `unknown` where they were not."""
+        """Telemetry as JSON: GPUs and services as they were read within the last seconds; None or `unknown` where they were not. `disks`: a gauge of
+        each file system (ops/artifacts/gauges.py), read now and then."""
         services = {}
         for record in records(self.paths):
             slot = self._services.get(record.name)
@@ -136,7 +139,8 @@ class Telemetry:
         snapshot: GpuSnapshot | None = self._gpus.fresh()
         if snapshot is None:
             snapshot = GpuSnapshot(gpus=[], source=self.config.gpu_source, problem=self._problem or "No reading of the GPUs within the last seconds")
-        return {"node": self.config.name, "at": time.time(), "gpus": snapshot.as_dict(), "services": services, "disk": self._disk.fresh()}
+        return {"node": self.config.name, "at": time.time(), "gpus": snapshot.as_dict(), "services": services, "disk": self._disk.fresh(),
+                "disks": self._disks.fresh(3 * DISKS_EVERY_S)}
 
     def is_ready(self) -> bool:
         """Whether everything was read once (or could not be): an announcement before that would say less than the node has."""
@@ -212,6 +216,11 @@ class Telemetry:
         except OpsError as error:
             self._problem = error.what
             raise
+
+    def _read_disks(self) -> None:
+        from ops.artifacts import gauges
+
+        self._disks.put(gauges.of_node(self.config, self.paths, records(self.paths)))
 
     def _read_services(self) -> None:
         for record in records(self.paths):

@@ -26,7 +26,7 @@ from tests.ops.agent.conftest import distribution
 SNAPSHOT = GpuSnapshot(gpus=[GpuReading(index=0, uuid="GPU-0", name="Fake", total_bytes=1 << 30, used_bytes=1 << 20)], driver="1", cuda="2")
 
 
-LOOPS = {"gpus", "services", "packages", "integrity", "environments", "models", "kernels", "changes", "memory", "failures"}
+LOOPS = {"gpus", "services", "packages", "integrity", "environments", "models", "kernels", "changes", "memory", "failures", "disks"}
 
 
 class Source:
@@ -91,6 +91,8 @@ def test_a_sample_has_gpus_services_and_disk(running: Telemetry) -> None:
     assert said["node"] == "n1"
     assert said["gpus"]["gpus"][0]["used_bytes"] == 1 << 20
     assert said["disk"]["free_bytes"] > 0
+    until(lambda: running.sample()["disks"], 10)
+    assert "Roundhouse" in running.sample()["disks"][0]["what"] and running.sample()["disks"][0]["total_bytes"] > 0
     json.dumps(said)
 
 
