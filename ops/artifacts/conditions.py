@@ -11,9 +11,6 @@ from ops.artifacts.kinds import Kind
 from ops.artifacts.places import Places
 from ops.records import ServiceRecord
 
-CONDITIONS = ("service-stopped", "version-not-installed", "hash-not-in-use", "not-newest", "not-bound", "all-processes-seen")
-OWN_CONDITIONS = ("service-stopped", "not-newest", "all-processes-seen")  # those that an admin's own kind may name
-
 
 class HoldersLike(Protocol):
     """What is needed of ops/artifacts/holders.py."""

@@ -6,6 +6,7 @@ and hub caches hold `.pt` files too), so a kind is a place, a pattern, an owner 
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Sequence
@@ -23,6 +24,12 @@ KIND_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}\Z")
 UNITS = ("file", "folder")
 METHODS = ("files", "release", "uv-cache")
 FILE_TYPES = ("regular", "socket")
+# What ops/artifacts/conditions.py can look at, and of these what an own kind may name
+CONDITIONS = ("service-stopped", "older-than-runs", "version-not-installed", "hash-not-in-use", "not-newest", "not-bound", "all-processes-seen")
+OWN_CONDITIONS = ("service-stopped", "older-than-runs", "not-newest", "all-processes-seen")
+OWN_MIN_AGE_S = 3600.0
+_PARTS = {"hex": "[0-9a-f]", "digit": "[0-9]", "base32": "[A-Z2-7]"}
+_UUID4 = "-".join(("[0-9a-f]" * 8, "[0-9a-f]" * 4, "4" + "[0-9a-f]" * 3, "[89ab]" + "[0-9a-f]" * 3, "[0-9a-f]" * 12))
 
 
 @dataclass(kw_only=True)
@@ -32,8 +39,7 @@ class Kind(Record):
     `unit`: what is listed and chosen as one: a "file", or a "folder" with all that is in it (a compile cache of one hash). `method`: how it goes:
     "files" (one by one, each looked at again), "release" (as Roundhouse removes a release), "uv-cache" (uv's own command).
     `places`: names that ops/artifacts/places.py knows ("tmp", "shm", "scratch", "vllm-cache", ...), or absolute folders (own kinds).
-    `patterns`: shell patterns of the path below the place (`torch_compile_cache/*`); one without a slash matches the name, at most `depth`
-    folders deep. `conditions`: names of ops/artifacts/conditions.py, all of which must hold ("service-stopped", "version-not-installed", ...).
+    `patterns`: shell patterns of the path below the place (`fits`). `conditions`: of CONDITIONS, all must hold (ops/artifacts/conditions.py).
     `offered`: chosen when a preview opens; a kind that is worth keeping never is. `with_redeploy`: a redeploy's plan offers it.
     `any_owner`: also files of other users than the agent's (own kinds only; the operating system must allow it as well).
     """
@@ -66,6 +72,8 @@ class Kind(Record):
                 raise BadInput(f"The kind `{self.name}` has an unknown {what} `{value[:40]}`", hint=f"Use one of {', '.join(known)}")
         if not self.places or not self.patterns:
             raise BadInput(f"The kind `{self.name}` needs at least one place and one pattern")
+        if odd := sorted(set(self.conditions) - set(CONDITIONS)):
+            raise BadInput(f"The kind `{self.name}` has an unknown condition `{odd[0][:60]}`", hint=f"Known: {', '.join(CONDITIONS)}")
         if not 0 <= self.depth <= 32 or not 0 <= self.min_age_s <= 10 * 365 * 86400:
             raise BadInput(f"The kind `{self.name}` has a depth or an age that cannot be")
 
@@ -127,17 +135,98 @@ def kind_of(name: str) -> Kind | None:
 def builtin() -> tuple[Kind, ...]:
     """The built-in kinds, in the order of kinds.toml: where two fit one file, the first is its kind. Raises BadInput for a broken kinds.toml."""
     raw = tomllib.loads(BUILTIN.read_text(encoding="utf-8"))
-    made = tuple(Kind.from_dict(one) for one in raw["kind"])
+    made = tuple(Kind.from_dict({**one, "patterns": [made for pattern in one.get("patterns", []) for made in _expanded(pattern)]})
+                 for one in raw["kind"])
     if len({kind.name for kind in made}) != len(made):
         raise BadInput("Two built-in kinds have one name")
     return made
 
 
 def own(raw: Sequence[Any]) -> tuple[Kind, ...]:
-    """An admin's kinds, from their records. Raises BadInput for one that could do harm, and says what is wrong with it."""
-    return tuple(Kind.from_dict(one) for one in raw)
+    """An admin's kinds, from their records. Raises BadInput for one that could do harm, and says what is wrong with it.
+
+    An own kind is files below absolute folders, each deleted after a look at it; never folders as a whole, never a method of another kind.
+    """
+    made: list[Kind] = []
+    taken = {kind.name for kind in builtin()}
+    for one in raw:
+        kind = Kind.from_dict({**one, "own": True} if isinstance(one, dict) else one)
+        if kind.name in taken:
+            raise BadInput(f"There is a kind `{kind.name}` already", hint="Give it another name")
+        _check_own(kind)
+        taken.add(kind.name)
+        made.append(kind)
+    return tuple(made)
 
 
 def all_kinds(raw: Sequence[Any] = ()) -> tuple[Kind, ...]:
     """The built-in kinds, and after them an admin's own."""
     return (*builtin(), *own(raw))
+
+
+def _check_own(kind: Kind) -> None:
+    told = f"The kind `{kind.name}`"
+    if (kind.method, kind.unit, kind.file_type) != ("files", "file", "regular"):
+        raise BadInput(f"{told} must be of single files", why="Folders as a whole, sockets and other methods are for built-in kinds")
+    for place in kind.places:
+        if not place.startswith("/") or os.path.normpath(place) != place.rstrip("/") or len(place) > 4096:
+            raise BadInput(f"{told} needs absolute folders without `..`, not `{place[:100]}`")
+    for pattern in kind.patterns:
+        if pattern.startswith("/") or any(part in ("", ".", "..", "**") for part in pattern.split("/")) or len(pattern) > 255:
+            raise BadInput(f"{told} has a pattern that cannot be: `{pattern[:100]}`", why="A pattern is for a name, or for a path below the folder",
+                           hint="Write it like `dump_*.bin`, or `dumps/*/part_*.bin`")
+        if not re.sub(r"\[[^\]]*\]|[*?]", "", pattern.rpartition("/")[2]):  # nothing but wildcards in the name
+            raise BadInput(f"{told} takes every file: `{pattern[:100]}`", why="A name that fits anything says nothing about what a file is",
+                           hint="Name a part of the file's name, or its ending: `*.dump`")
+    if kind.min_age_s < OWN_MIN_AGE_S:
+        raise BadInput(f"{told} needs a minimum age of at least an hour", why="A younger file may still be written")
+    if odd := sorted(set(kind.conditions) - set(OWN_CONDITIONS)):
+        raise BadInput(f"{told} cannot have the condition `{odd[0][:60]}`", hint=f"Known: {', '.join(OWN_CONDITIONS)}")
+    if kind.with_redeploy:
+        raise BadInput(f"{told} cannot be part of a redeploy", why="A redeploy cleans up after its own service only")
+
+
+# Patterns
+
+
+def _expanded(pattern: str) -> list[str]:
+    """A pattern of kinds.toml as shell patterns: none for `{core_pattern}` where the kernel's says too little."""
+    if pattern == "{core_pattern}":
+        made = core_names()
+        return [made] if made else []
+    for name, part in _PARTS.items():
+        pattern = re.sub(rf"\{{{name}:(\d+)\}}", lambda found, part=part: part * int(found[1]), pattern)  # type: ignore[misc]
+    pattern = pattern.replace("{uuid4}", _UUID4)
+    return [pattern.replace("{pid}", "[0-9]" * length) for length in range(1, 8)] if "{pid}" in pattern else [pattern]
+
+
+def core_names(core_pattern: str | None = None, *, uses_pid: bool | None = None) -> str | None:
+    """The shell pattern of the names that the kernel gives core dumps (core(5)), by default this machine's; None where it hands them to a program,
+    where they are named `core` (which needs no more patterns), or where a name says too little to be known by it."""
+    if core_pattern is None:
+        core_pattern = kernel_says("core_pattern")
+    if core_pattern.startswith("|") or not core_pattern:
+        return None
+    if uses_pid is None:
+        uses_pid = kernel_says("core_uses_pid") not in ("", "0")
+    made = ""
+    rest = core_pattern.rpartition("/")[2]
+    while rest:
+        if rest[0] != "%":
+            made += f"[{rest[0]}]" if rest[0] in "*?[" else rest[0]
+            rest = rest[1:]
+            continue
+        made += {"%": "%", **dict.fromkeys("pPiIugst", "[0-9]*"), **dict.fromkeys("ehEcd", "*")}.get(rest[1:2], "")
+        rest = rest[2:]
+    if uses_pid and "%p" not in core_pattern:
+        made += ".[0-9]*"
+    literal = re.sub(r"\[[^\]]*\]|[*]", "", made)
+    return made if "core" in literal and made not in ("core", "core.[0-9]*") else None  # those two are in kinds.toml
+
+
+def kernel_says(name: str) -> str:
+    """A value below /proc/sys/kernel, "" where there is none."""
+    try:
+        return Path("/proc/sys/kernel", name).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
