@@ -4,9 +4,11 @@
     <root>/ready.json    written last by `set_up` and `reset`; without it the next `set_up` builds everything anew
     <root>/wheelhouse/   the practice wheels: what the channel `practice` installs from
     <root>/models/       the model folder
-    <root>/tmp/          the debug leftovers
+    <root>/tmp/          what stands for /tmp: the debug leftovers
+    <root>/shm/          what stands for /dev/shm
+    <root>/cores/        core dumps
     <root>/gpus/         simulated GPU memory: holder files of running servers
-    <root>/cache/        compiled graphs
+    <root>/cache/        compiled graphs, FlashInfer's files
     <root>/uv-cache/     uv's cache for the first release
     <root>/environment/  only of a box that is changed in place: what its releases are links to
 
@@ -164,9 +166,10 @@ def _build(paths: NodePaths, root: Path, wheelhouse: wheels.Wheelhouse) -> None:
     """The first day: model folder, leftovers, first release with its patches; then everything older goes."""
     record = _record(paths, root, 1)
     model_folder.write(root / "models")
-    shutil.rmtree(root / "tmp", ignore_errors=True)
+    for name in ("tmp", *leftovers.OTHERS):
+        shutil.rmtree(root / name, ignore_errors=True)
     leftovers.write(root / "tmp")
-    shutil.rmtree(root / "cache", ignore_errors=True)
+    leftovers.write_others(root, flashinfer=FIRST_RELEASE["flashinfer-python"])
     (root / "gpus").mkdir(mode=0o755, exist_ok=True)
     if record.in_place:
         _first_environment(record, root, wheelhouse)
@@ -279,7 +282,8 @@ def _announce(paths: NodePaths, root: Path, record: ServiceRecord) -> None:
     limits: dict[str, Any] = {
         "name": NODE, "practice": True, "gpu_source": "practice", "practice_root": str(root),
         "service_roots": [str(paths.services)], "model_roots": [str(root / "models")], "wheelhouse_roots": [str(root / "wheelhouse")],
-        "artifact_roots": [str(root / "tmp")], "environment_roots": [str(root)] if record.in_place else [], "index_urls": [], "units": [],
+        "artifact_roots": [str(root / name) for name in ("tmp", *leftovers.OTHERS)],
+        "environment_roots": [str(root)] if record.in_place else [], "index_urls": [], "units": [],
     }
     _write_text(paths.node_toml, "# The practice node's own limits, written by Roundhouse.\n" + tomli_w.dumps(limits))
     launch.write(record)

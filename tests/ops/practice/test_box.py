@@ -49,9 +49,14 @@ def assert_first_day(made: PracticeBox) -> None:
     assert {finding.path for finding in report.changed} == {str(library / name) for name in hand_patches.PATCHES}
     assert (report.missing, report.extra) == ([], [])
     assert all(result.holds for result in guards.check(record))
-    files = list((made.root / "tmp").iterdir())
-    assert len(files) == 35
+    files = [path for path in (made.root / "tmp").iterdir() if path.is_file()]
+    assert len(files) == 35 and {path.suffix for path in files} == {".pt"}
     assert sum(path.stat().st_size for path in files) == 65_000_000
+    assert sorted(path.name for path in (made.root / "tmp").iterdir() if path.is_socket()) == sorted(leftovers.SOCKETS)
+    assert sorted(path.name for path in (made.root / "shm").iterdir()) == sorted(leftovers.SEGMENTS)
+    assert sorted(path.name for path in (made.root / "cache" / "torch_compile_cache").iterdir()) == sorted(leftovers.STALE_GRAPHS)
+    others = sum(path.stat().st_blocks * 512 for name in leftovers.OTHERS for path in (made.root / name).rglob("*") if path.is_file())
+    assert 3_000_000 < others < 8_000_000
 
 
 def test_the_box_is_as_the_story_begins(practice_box: PracticeBox) -> None:
@@ -67,6 +72,8 @@ def test_the_record_is_announced_and_the_nodes_limits_allow_it(practice_box: Pra
     config.require_inside(record.root, config.service_roots, "service folder")
     config.require_inside(record.model_path, config.model_roots, "model folder")
     config.require_inside(record.artifact_roots[0], config.artifact_roots, "artifact folder")
+    for name in leftovers.OTHERS:
+        config.require_inside(practice_box.root / name, config.artifact_roots, "artifact folder")
 
 
 def test_the_channel_installs_from_the_wheelhouse(practice_box: PracticeBox) -> None:
@@ -122,14 +129,14 @@ def test_reset_brings_the_first_day_back(own_box: PracticeBox) -> None:
     releases.switch(record, other)
     shutil.rmtree(own_box.root / "tmp")
     (own_box.model / "config.json").write_text("{}")
-    (own_box.root / "cache" / "torch_compile_cache").mkdir(parents=True)
+    (own_box.root / "cache" / "torch_compile_cache" / "0123456789").mkdir()
+    shutil.rmtree(own_box.root / "cores")
     shelf = record.folder / "shelf"
     shelf.mkdir()
     (shelf / "kept.patch").write_text("typed by hand")
     assert box.reset(own_box.paths, own_box.root) == record
     assert_first_day(own_box)
     assert not first.exists()
-    assert not (own_box.root / "cache").exists()
     assert (shelf / "kept.patch").read_text() == "typed by hand"
 
 

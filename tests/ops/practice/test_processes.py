@@ -7,10 +7,12 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
+from ops.artifacts.holders import Holders
 from ops.gpus import processes
 from ops.practice.gpus import PracticeSource
 from ops.practice.model_folder import NAME
@@ -40,6 +42,23 @@ def test_the_tree_is_that_of_real_vllm(start: Start) -> None:
     for rank in range(8):
         worker = processes.look(children[f"VLLM::Worker_TP{rank}"])
         assert worker is not None and worker.parent == engine.pid
+
+
+def test_a_segment_of_shared_memory_is_held_as_long_as_the_server_lives(start: Start) -> None:
+    server = start()
+    [segment] = (server.root / "shm").glob("psm_*")
+    assert segment.stat().st_blocks * 512 >= 256 * 1024
+    pids = {server.process.pid, *server.children().values()}
+    assert {pid for pid in pids if str(segment) in Path(f"/proc/{pid}/maps").read_text()} == pids
+    assert set(Holders().pids(segment.stat(), str(segment))) == pids
+    server.process.terminate()
+    assert exit_code(server) == 0
+    assert not segment.exists()
+    killed = start(env={"PRACTICE_BOX": str(server.root)})
+    [segment] = (server.root / "shm").glob("psm_*")
+    killed.process.kill()
+    exit_code(killed)
+    assert segment.exists()  # nobody holds it any more: a leftover as people know it
 
 
 def test_a_renamed_process_keeps_its_environment(start: Start) -> None:

@@ -16,6 +16,7 @@ Faults, for tests and demonstrations:
 """
 
 import json
+import mmap
 import os
 import time
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from vllm.utils.system_utils import start_ticks
 from vllm.version import __version__
 
 GPU_MIB = 97887
+SEGMENT_BYTES = 256 * 1024
 IDLE_POWER_W = 14.0
 IDLE_TEMPERATURE_C = 30.0
 _POWER_SPREAD_W = (0.0, 6.5, 11.0, 8.0, -3.0, 3.5, 10.0, 1.0)  # cards of one box differ a little
@@ -61,6 +63,11 @@ class Box:
         """Where compiled graphs are kept, or None without a box."""
         return self.root / "cache" / "torch_compile_cache" if self.root else None
 
+    @property
+    def shm(self) -> Path | None:
+        """What stands for /dev/shm, or None without a box."""
+        return self.root / "shm" if self.root else None
+
     def sleep(self, seconds: float) -> None:
         """`seconds` of a server at speed 1."""
         time.sleep(seconds / self.speed)
@@ -77,6 +84,31 @@ class Box:
                 "CUDA out of memory. Tried to allocate 896.00 MiB. GPU 0 has a total capacity of 94.97 GiB of which 412.31 MiB is free. "
                 f"(practice fault: crash_at {phase})"
             )
+
+
+class SharedSegment:
+    """The ring buffer by which the engine talks to its workers: a file of shared memory, open and mapped as long as the server lives, then removed.
+
+    As with the real one, a server that is killed leaves it behind; its processes have all inherited it.
+    """
+
+    def __init__(self, box: Box) -> None:
+        self.path: Path | None = None
+        if box.shm is None:
+            return
+        box.shm.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self.path = box.shm / f"psm_{os.urandom(4).hex()}"
+        self.file = self.path.open("xb+")
+        self.file.write(bytes(SEGMENT_BYTES))
+        self.file.flush()
+        self.memory = mmap.mmap(self.file.fileno(), SEGMENT_BYTES)
+
+    def close(self) -> None:
+        """Unmaps and removes it."""
+        if self.path is not None:
+            self.memory.close()
+            self.file.close()
+            self.path.unlink(missing_ok=True)
 
 
 class GpuHolder:

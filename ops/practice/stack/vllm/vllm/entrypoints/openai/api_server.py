@@ -17,7 +17,7 @@ from vllm.entrypoints.openai.http_server import Connection, Request
 from vllm.entrypoints.openai.protocol import ApiError
 from vllm.entrypoints.openai.serving import Serving
 from vllm.logger import log
-from vllm.platforms.practice import Box
+from vllm.platforms.practice import Box, SharedSegment
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.worker import phases
@@ -73,11 +73,15 @@ async def build_async_engine_client(args: argparse.Namespace, box: Box, listenin
     box.reaches("config")
     box.sleep(phases.CONFIG)
     config = create_engine_config(args)
-    engine = AsyncLLM.from_vllm_config(config, box, [listening.fileno()])
+    segment = SharedSegment(box)
     try:
-        yield config, engine
+        engine = AsyncLLM.from_vllm_config(config, box, [listening.fileno()])
+        try:
+            yield config, engine
+        finally:
+            engine.shutdown()
     finally:
-        engine.shutdown()
+        segment.close()
 
 
 class ApiServer:
