@@ -37,7 +37,7 @@ class Row(NamedTuple):
     """One entry as it was seen: a file that is an artifact (`path` is ""), or something in the tree of a folder artifact.
 
     `path` is relative to the artifact's folder, "" for that folder itself. `length`: st_size; `size_bytes`: allocated, and 0 for a file whose blocks
-    were counted under another name already.
+    were counted under another name already. An artifact's size is the sum of its rows' (files and folders; a link or special file in it stays).
     """
 
     path: str
@@ -50,8 +50,9 @@ class Row(NamedTuple):
     uid: int
 
     @classmethod
-    def of(cls, path: str, state: os.stat_result) -> Self:
-        return cls(path, type_of(state.st_mode), state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size, state.st_blocks * 512, state.st_uid)
+    def of(cls, path: str, state: os.stat_result, size_bytes: int | None = None) -> Self:
+        size = state.st_blocks * 512 if size_bytes is None else size_bytes
+        return cls(path, type_of(state.st_mode), state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size, size, state.st_uid)
 
 
 def type_of(mode: int) -> str:

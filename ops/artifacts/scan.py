@@ -1,202 +1,502 @@
-"""Which leftovers lie in the allowed roots? Files are looked at by name and metadata only: never opened, never unpickled.
+"""Which leftovers lie in the places of this node? Everything is looked at by name and metadata only: never opened, never unpickled.
 
-Folders are walked through descriptors, without following links and without leaving the root's file system.
+One walk through all places (one that lies inside another is walked once), with the memory of the largest artifacts only: what was found goes to the
+preview as it is met. A folder artifact is walked to its ground, since a purge takes nothing that a scan did not see.
 """
-# ruff: noqa: PTH116, PTH123, PTH208
 
 from __future__ import annotations
 
+import errno
+import heapq
 import os
-import re
+import pwd
 import stat
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
-from ops.artifacts.kinds import KINDS, NEVER_BESIDE, Kind, kind_of
-from ops.jobs.errors import BadInput
+from ops.artifacts import gauges as disks
+from ops.artifacts.conditions import Conditions
+from ops.artifacts.found import KEPT, OFFERED, OPTIONAL, Artifact, shown
+from ops.artifacts.holders import Holders
+from ops.artifacts.kinds import NEVER_BESIDE, Kind
+from ops.artifacts.places import Place, Places
+from ops.artifacts.preview import PreviewWriter, Row, type_of
+from ops.artifacts.recognise import Match, Picker, Pickers
+from ops.artifacts.walk import Frame, walk
 
-LIMIT = 100_000  # files that a scan gives; more is told as an error, not cut silently
-_MAPPED = re.compile(rb"^\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+) +/")
+LISTED = 2000  # of each kind, its largest
+LARGEST = 20  # folders
+DOMINATED = 0.9  # a folder is not told as a large one if a single folder in it holds so much of it: that one is
+LINKS_MOST = 2_000_000  # files with several names that are remembered, some 100 bytes each
+WHYS_MOST = 50  # reasons told of a kind, the most frequent first
+TOLD_EVERY_S = 0.5
+_LOOK_AGAIN_S = 5.0  # who has what open: a purge looks more often
+
+Progress = Callable[[int, str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Artifact:
-    """A leftover file as it was seen. `safe` with `why`: whether a purge would delete it, and the reason.
+@dataclass(slots=True)
+class Sum:
+    """Artifacts of one kind and state. Times in nanoseconds since the epoch, None where there is no artifact."""
 
-    Device, inode and mtime are its identity: a purge deletes exactly this file or nothing. `open_by`: pids that have it open or mapped.
-    """
+    count: int = 0
+    files: int = 0
+    size_bytes: int = 0
+    oldest_ns: int | None = None
+    newest_ns: int | None = None
 
-    path: str
-    size_bytes: int
-    kind: str
-    mtime_ns: int
-    inode: int
-    device: int
-    uid: int
-    open_by: list[int] = field(default_factory=list)
-    safe: bool = True
-    why: str = ""
+    def add(self, artifact: Artifact) -> None:
+        self.count += 1
+        self.files += artifact.files
+        self.size_bytes += artifact.size_bytes
+        when = artifact.mtime_ns
+        if self.oldest_ns is None or when < self.oldest_ns:
+            self.oldest_ns = when
+        if self.newest_ns is None or when > self.newest_ns:
+            self.newest_ns = when
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, raw: Any) -> Self:
-        """Raises BadInput if it is none."""
-        types = {"path": str, "size_bytes": int, "kind": str, "mtime_ns": int, "inode": int, "device": int, "uid": int, "open_by": list,
-                 "safe": bool, "why": str}
-        if not isinstance(raw, dict) or set(raw) != {f.name for f in fields(cls)}:
-            raise BadInput("This is no artifact", hint="Scan again: a purge deletes only what a scan listed")
-        for name, kind in types.items():
-            if not isinstance(raw[name], kind) or (kind is int and isinstance(raw[name], bool)):
-                raise BadInput(f"An artifact's `{name}` has the wrong form")
-        return cls(**raw)
+        return {"count": self.count, "files": self.files, "size_bytes": self.size_bytes, "oldest_ns": self.oldest_ns, "newest_ns": self.newest_ns}
 
 
-def scan(roots: Sequence[Path | str], *, owner_uid: int | None = None, min_age_s: float = 0, kinds: Sequence[Kind] = KINDS) -> list[Artifact]:
-    """All known leftovers below `roots`, sorted by path; those that a purge would keep have `safe` False and say why.
+class KindSum:
+    """All that was found of one kind; `largest`: at most so many artifacts as are to be listed."""
 
-    `owner_uid`: whose files may be deleted, ours if None. A root that does not exist has none. Raises BadInput for a root that is
-    no folder or a link, or for more than 100,000 files.
+    def __init__(self, kind: Kind, listed: int) -> None:
+        self.kind, self._listed = kind, listed
+        self.sums = {OFFERED: Sum(), OPTIONAL: Sum(), KEPT: Sum()}
+        self.largest: list[tuple[int, int, Artifact]] = []  # a heap of (bytes, number with a minus, artifact)
+        self._whys: dict[str, list[int]] = {}
+        self._others = [0, 0]
+
+    def add(self, artifact: Artifact, reason: str) -> None:
+        """`reason`: why it is kept, without what is this artifact's alone (a pid)."""
+        self.sums[artifact.state].add(artifact)
+        if artifact.state == KEPT:
+            if (row := self._whys.get(reason)) is None:
+                row = self._whys.setdefault(reason, [0, 0]) if len(self._whys) < 20 * WHYS_MOST else self._others
+            row[0] += 1
+            row[1] += artifact.size_bytes
+        if len(self.largest) < self._listed:
+            heapq.heappush(self.largest, (artifact.size_bytes, -artifact.number, artifact))
+        elif self.largest and artifact.size_bytes > self.largest[0][0]:
+            heapq.heapreplace(self.largest, (artifact.size_bytes, -artifact.number, artifact))
+
+    def as_dict(self) -> dict[str, Any]:
+        kind, whys = self.kind, sorted(self._whys.items(), key=lambda row: (-row[1][0], row[0]))
+        told = [{"why": why, "count": count, "size_bytes": size} for why, (count, size) in whys[:WHYS_MOST]]
+        rest = [*(row for _, row in whys[WHYS_MOST:]), self._others]
+        if count := sum(row[0] for row in rest):
+            told.append({"why": "For other reasons", "count": count, "size_bytes": sum(row[1] for row in rest)})
+        return {"kind": kind.name, "title": kind.title, "one": kind.one, "unit": kind.unit, "leftover": kind.leftover, "keeping": kind.keeping,
+                "offered_by_default": kind.offered, "with_redeploy": kind.with_redeploy, "own": kind.own,
+                **{state: found.as_dict() for state, found in self.sums.items()}, "listed": len(self.largest), "why_kept": told}
+
+
+@dataclass(slots=True)
+class ScanResult:
+    """What a scan found. `listed`: of each kind its largest artifacts, largest first. `partial`: something could not be looked at."""
+
+    at: float  # seconds since the epoch
+    took_s: float
+    places: list[dict[str, Any]]
+    kinds: list[dict[str, Any]]
+    gauges: list[dict[str, Any]]
+    largest: list[dict[str, Any]]
+    files: int
+    size_bytes: int
+    problems: list[str]
+    offered_bytes: int
+    choosable_bytes: int
+    open_checked: bool
+    listed: list[Artifact]
+    partial: bool
+    vanished: list[str] = field(default_factory=list)  # places that are not there
+
+    def as_dict(self) -> dict[str, Any]:
+        """The data of `artifacts.scanned`, less scan and preview."""
+        names = ("at", "took_s", "places", "kinds", "gauges", "largest", "files", "size_bytes", "problems", "offered_bytes", "choosable_bytes",
+                 "open_checked")
+        return {name: getattr(self, name) for name in names}
+
+
+def scan(places: Places, kinds: Sequence[Kind], *, conditions: Conditions | None = None, preview: PreviewWriter, progress: Progress | None = None,
+         check: Callable[[], None] | None = None, log: Callable[[str], None] | None = None, open_check: bool = True, listed: int = LISTED,
+         owner_uid: int | None = None, found: Iterable[Artifact] = (), gauges: Sequence[dict[str, Any]] | None = None) -> ScanResult:
+    """Looks for `kinds` in `places`, writes each artifact to `preview` (the caller finishes it, with this result as its summary), and sums up.
+
+    `progress` gets the number of files looked at so far and the folder that is being looked at. `check` may raise to end the scan. `owner_uid`: whose
+    files may be deleted, ours if None. `found`: artifacts of kinds with other methods (a release, uv's cache), numbered anew here. `gauges`: how full
+    the disks are, those of the places if None. What cannot be read is told in `problems`, and the scan goes on.
     """
-    owner = os.geteuid() if owner_uid is None else owner_uid
-    now = time.time_ns()
-    found: dict[str, tuple[os.stat_result, Kind]] = {}
-    for root in roots:
-        for path, state, kind in _walk_root(Path(root), kinds):
-            found.setdefault(path, (state, kind))
-            if len(found) > LIMIT:
-                raise BadInput(f"There are more than {LIMIT:,} leftover files below `{root}`", hint="Look at a smaller folder")
-    opened = open_files() if found else {}
-    artifacts = []
-    for path, (state, kind) in sorted(found.items()):
-        pids = sorted(opened.get((state.st_dev, state.st_ino), ()))
-        reason = why_not(state, owner=owner, open_by=pids)
-        if reason is None and now - state.st_mtime_ns < min_age_s * 1e9:
-            reason = f"younger than {min_age_s:,.0f} s"
-        artifacts.append(Artifact(
-            path=path, size_bytes=state.st_size, kind=kind.name, mtime_ns=state.st_mtime_ns, inode=state.st_ino, device=state.st_dev,
-            uid=state.st_uid, open_by=pids, safe=reason is None, why=reason or kind.leftover))
-    return artifacts
+    started, clock = time.time(), time.monotonic()
+    held = conditions.holders if conditions is not None else None
+    holders = (held if isinstance(held, Holders) else Holders()) if open_check else None
+    work = _Scan(places, kinds, conditions, holders, preview, progress, check, log, listed, os.geteuid() if owner_uid is None else owner_uid)
+    work.look_again(at_once=True)
+    for artifact in found:
+        work.add_other(artifact)
+    work.walk_all()
+    sums = [work.sums[kind.name] for kind in kinds]
+    offered = sum(one.sums[OFFERED].size_bytes for one in sums)
+    if holders is None:
+        work.problems.append("It was not looked at which files are open in a process")
+    elif (unseen := holders.problem) is not None:
+        work.problems.append(unseen)
+    rows = work.place_rows()
+    return ScanResult(
+        at=started, took_s=time.monotonic() - clock, places=rows, kinds=[one.as_dict() for one in sums],
+        gauges=list(gauges) if gauges is not None else disks.read([(place.path, place.why or place.name) for place in places.places]),
+        largest=work.largest_rows(), files=work.files, size_bytes=work.size_bytes, problems=[*places.problems, *work.told_problems()],
+        offered_bytes=offered, choosable_bytes=offered + sum(one.sums[OPTIONAL].size_bytes for one in sums),
+        open_checked=holders is not None and holders.complete, partial=work.partial,
+        listed=[artifact for one in sums for _, _, artifact in sorted(one.largest, key=lambda row: (-row[0], -row[1]))],
+        vanished=[row["path"] for row in rows if row["problem"] == _NOT_THERE])
 
 
-def why_not(state: os.stat_result, *, owner: int, open_by: Sequence[int]) -> str | None:
-    """Why a file may not be deleted, as far as its metadata tells; None: it may."""
-    if not stat.S_ISREG(state.st_mode):
-        return "no regular file"
-    if state.st_uid != owner:
-        return f"belongs to another user (uid {state.st_uid})"
-    if state.st_nlink != 1:
-        return f"has {state.st_nlink} names (hard links)"
-    if open_by:
-        return f"open in process {', '.join(map(str, open_by[:5]))}"
+_NOT_THERE = "It is not there"
+
+
+class _Group:
+    """A folder artifact while it is walked. `obstacle`: why it cannot go as a whole, as (sentence, the same without names)."""
+
+    __slots__ = ("files", "frame", "links", "match", "newest_ns", "obstacle", "pids", "prefix", "size_bytes")
+
+    def __init__(self, match: Match, frame: Frame) -> None:
+        self.match, self.frame = match, frame
+        self.prefix = len(frame.path) + 1
+        self.files = self.size_bytes = self.links = 0
+        self.newest_ns: int | None = None
+        self.obstacle: tuple[str, str] | None = None
+        self.pids: set[int] = set()
+
+
+class _Folder:
+    """What is known of a folder on the way down. `size_bytes`: of it and all that lies in it, as `du` counts: a file with several names once."""
+
+    __slots__ = ("below_most", "files", "group", "picker", "places", "size_bytes")
+
+    def __init__(self, picker: Picker, group: _Group | None, places: list[Place], own_bytes: int) -> None:
+        self.picker, self.group, self.places = picker, group, places
+        self.files = self.below_most = 0
+        self.size_bytes = own_bytes
+
+
+class _Scan:
+    """The visitor of the walk."""
+
+    def __init__(self, places: Places, kinds: Sequence[Kind], conditions: Conditions | None, holders: Holders | None, preview: PreviewWriter,
+                 progress: Progress | None, check: Callable[[], None] | None, log: Callable[[str], None] | None, listed: int, owner: int) -> None:
+        self._places, self._conditions, self._holders, self._preview = places, conditions, holders, preview
+        self._progress, self._check, self._log, self._owner = progress, check, log, owner
+        self.sums = {kind.name: KindSum(kind, listed) for kind in kinds}
+        self.files = self.size_bytes = self._seen = 0
+        self.problems: list[str] = []
+        self.partial = False
+        self._pickers = Pickers()
+        walked: list[Place] = []
+        for kind in kinds:
+            for place in places.of(kind) if kind.method == "files" else ():
+                self._pickers.look_for(kinds, kind, place)
+                if place not in walked:
+                    walked.append(place)
+        self._walked = sorted(walked, key=lambda place: (place.path.count("/"), place.path))  # outer ones first
+        self._roots: dict[tuple[int, int], list[Place]] = {}
+        self._rows: dict[Place, dict[str, Any]] = {}
+        self._linked: dict[int, set[int]] = {}
+        self._linked_count = 0
+        self._largest: list[tuple[int, str, int]] = []
+        self._unread: dict[str, list[Any]] = {}
+        self._owners: dict[int, str] = {}
+        self._started_ns = time.time_ns()
+        self._told_at = self._looked_at = float("-inf")
+        self._look_every_s = _LOOK_AGAIN_S
+        self._at = ""
+
+    # The whole
+
+    def walk_all(self) -> None:
+        for place in self._walked:
+            try:
+                state = os.lstat(place.path)
+            except OSError:  # told when it is walked
+                continue
+            self._roots.setdefault((state.st_dev, state.st_ino), []).append(place)
+        for place in self._walked:
+            if place in self._rows:
+                continue
+            self._at = place.path
+            try:
+                walk(place.path, self, check=self._pause)
+            except FileNotFoundError:
+                self._row(place, problem=_NOT_THERE)
+            except OSError as error:
+                link = error.errno in (errno.ELOOP, errno.ENOTDIR)
+                why = "It is no folder, or a link lies on the way to it" if link else (error.strerror or str(error))
+                self._row(place, problem=why)
+                self.partial = True
+                self.problems.append(f"{shown(place.path)} could not be looked into: {why}")
+        if self._linked_count >= LINKS_MOST:
+            self.problems.append(f"There are more than {LINKS_MOST:,} files with several names: those beyond were counted once for each name")
+
+    def place_rows(self) -> list[dict[str, Any]]:
+        return [self._rows[place] for place in self._walked if place in self._rows]
+
+    def largest_rows(self) -> list[dict[str, Any]]:
+        return [{"path": shown(path), "size_bytes": size, "files": files} for size, path, files in sorted(self._largest, reverse=True)]
+
+    def told_problems(self) -> list[str]:
+        made = [f"{count:,} folders and files could not be looked at: {why} ({first}, ...)" if count > 1 else f"{first} could not be looked at: {why}"
+                for why, (count, first) in self._unread.items()]
+        return [*self.problems, *made]
+
+    def add_other(self, artifact: Artifact) -> None:
+        artifact.number = self._preview.count + 1
+        self._preview.add(artifact)
+        self.sums[artifact.kind].add(artifact, artifact.why)
+
+    # What the walk tells
+
+    def enter(self, frame: Frame) -> bool:
+        above = cast("_Folder | None", frame.above.data if frame.above is not None else None)
+        group = above.group if above is not None else None
+        roots = self._roots.get((frame.state.st_dev, frame.state.st_ino), [])
+        why = self._places.never.enters(frame.state, frame.path) or _shape(frame)
+        if why is not None:
+            if group is not None:
+                self._hinder(group, f"{why}: {self._inside(group, frame.path)}", why)
+            for place in roots:
+                self._row(place, problem=f"It is never looked into. {why}")
+            return False
+        self._at = frame.path
+        states = above.picker.below(frame.name) if above is not None else frozenset()
+        for place in roots:
+            states = states | self._pickers.begin(place)
+        if group is None and above is not None and (match := above.picker.folders.first(frame.name)) is not None:
+            group = _Group(match, frame)
+        if above is None:
+            self._links = self._linked.setdefault(frame.state.st_dev, set())
+        own_bytes = frame.state.st_blocks * 512
+        frame.data = _Folder(self._pickers.of(states), group, roots, own_bytes)
+        if group is not None:
+            group.size_bytes += own_bytes
+            self._examine(group, frame.path, frame.state)
+        return True
+
+    def file(self, frame: Frame, name: str, state: os.stat_result) -> None:
+        folder = cast("_Folder", frame.data)
+        self._seen += 1
+        size = state.st_blocks * 512
+        if state.st_nlink != 1 and not self._first_name(state.st_ino):
+            size = 0
+        folder.files += 1
+        folder.size_bytes += size
+        if folder.group is not None:
+            self._grouped(folder.group, frame, name, state, size)
+            return
+        form = state.st_mode & 0o170000
+        if form == stat.S_IFREG:
+            match = folder.picker.files.first(name)
+        elif form == stat.S_IFSOCK:
+            match = folder.picker.sockets.first(name)
+        else:
+            return
+        if match is not None:
+            self._found(match, f"{frame.path}/{name}", state, size)
+
+    def leave(self, frame: Frame) -> None:
+        folder = cast("_Folder", frame.data)
+        group = folder.group
+        if group is not None:
+            self._preview.add_row(Row.of(frame.path[group.prefix:], frame.state))
+            if group.frame is frame:
+                self._found_folder(group)
+        for place in folder.places:
+            self._row(place, folder.files, folder.size_bytes)
+        if frame.above is not None:
+            above = cast("_Folder", frame.above.data)
+            above.files += folder.files
+            above.size_bytes += folder.size_bytes
+            above.below_most = max(above.below_most, folder.size_bytes)
+        else:
+            self.files += folder.files
+            self.size_bytes += folder.size_bytes
+        if folder.size_bytes and folder.below_most < DOMINATED * folder.size_bytes:
+            row = (folder.size_bytes, frame.path, folder.files)
+            if len(self._largest) < LARGEST:
+                heapq.heappush(self._largest, row)
+            elif row > self._largest[0]:
+                heapq.heapreplace(self._largest, row)
+
+    def mount(self, frame: Frame, name: str) -> None:
+        if (group := cast("_Folder", frame.data).group) is not None:
+            why = "Another file system is mounted in it"
+            self._hinder(group, f"{why}: {self._inside(group, f'{frame.path}/{name}')}", why)
+
+    def unreadable(self, path: str, error: OSError, frame: Frame | None) -> None:
+        self.partial = True
+        why = error.strerror or str(error)
+        row = self._unread.setdefault(why, [0, shown(path)])
+        row[0] += 1
+        if frame is not None and (group := cast("_Folder", frame.data).group) is not None:
+            self._hinder(group, f"Not all of it could be looked at: {why}", "Not all of it could be looked at")
+
+    # One artifact
+
+    def _found(self, match: Match, path: str, state: os.stat_result, size: int) -> None:
+        kind, holders = match.kind, self._holders
+        pids = holders.seen(state.st_dev, state.st_ino, path) if holders is not None else []
+        told: tuple[str, str] | None
+        if state.st_uid != self._owner and not kind.any_owner:
+            told = self._of_another(state.st_uid)
+        elif state.st_nlink != 1:
+            told = f"It has {state.st_nlink:,} names (hard links)", "It has several names (hard links)"
+        elif pids:
+            told = self._open(pids)
+        elif state.st_mtime_ns >= self._started_ns:
+            told = _WRITTEN
+        else:
+            told = self._verdict(kind, path, state, match.place, None)
+        self._add(match, path, size, 1, state.st_mtime_ns, state, told, pids, Row.of("", state, size))
+
+    def _found_folder(self, group: _Group) -> None:
+        frame, match = group.frame, group.match
+        newest = frame.state.st_mtime_ns if group.newest_ns is None else group.newest_ns
+        if self._holders is not None:
+            group.pids.update(self._holders.below(frame.path))
+        told = group.obstacle
+        if told is None and group.pids:
+            told = self._open(sorted(group.pids), "Something in it is ")
+        if told is None and newest >= self._started_ns:
+            told = _WRITTEN
+        if told is None:
+            told = self._verdict(match.kind, frame.path, frame.state, match.place, newest)
+        self._add(match, frame.path, group.size_bytes, group.files, newest, frame.state, told, sorted(group.pids), None, group.links)
+
+    def _add(self, match: Match, path: str, size: int, files: int, mtime_ns: int, state: os.stat_result, told: tuple[str, str] | None,
+             pids: Sequence[int], row: Row | None, links: int = 0) -> None:
+        kind = match.kind
+        if told is not None:
+            standing, (why, reason) = KEPT, told
+        else:
+            standing, why = (OFFERED, kind.leftover) if kind.offered else (OPTIONAL, kind.keeping)
+            reason = why
+            if links:
+                why = f"{why.rstrip('.')}. {links:,} link{'s' * (links != 1)} or special file{'s' * (links != 1)} in it will stay"
+        opened = self._holders.told(pids) if pids and self._holders is not None else []
+        artifact = Artifact(self._preview.count + 1, kind.name, kind.unit, path, size, files, mtime_ns, state.st_uid, self._owner_of(state.st_uid),
+                            state.st_dev, state.st_ino, standing, why, opened, match.place.service)
+        self._preview.add(artifact, row)
+        self.sums[kind.name].add(artifact, reason)
+
+    def _grouped(self, group: _Group, frame: Frame, name: str, state: os.stat_result, size: int) -> None:
+        """Something in a folder artifact that is no folder."""
+        path = f"{frame.path}/{name}"
+        form = type_of(state.st_mode)
+        self._preview.add_row(Row.of(path[group.prefix:], state, size))
+        if form != "file":
+            group.links += 1
+            return
+        group.files += 1
+        group.size_bytes += size
+        if group.newest_ns is None or state.st_mtime_ns > group.newest_ns:
+            group.newest_ns = state.st_mtime_ns
+        self._examine(group, path, state)
+
+    def _examine(self, group: _Group, path: str, state: os.stat_result) -> None:
+        """Notes what would be in the way of a file or folder of a folder artifact."""
+        if self._holders is not None and (pids := self._holders.seen(state.st_dev, state.st_ino, path)):
+            group.pids.update(pids)
+        if group.obstacle is None:
+            if state.st_uid != self._owner and not group.match.kind.any_owner:
+                self._hinder(group, *self._of_another(state.st_uid, "Something in it belongs"))
+            elif state.st_nlink != 1 and stat.S_ISREG(state.st_mode):
+                why = "A file in it has several names (hard links)"
+                self._hinder(group, f"{why}: {self._inside(group, path)}", why)
+
+    # Small things
+
+    def _verdict(self, kind: Kind, path: str, state: os.stat_result, place: Place, newest_ns: int | None) -> tuple[str, str] | None:
+        if self._conditions is None or not (kind.conditions or kind.min_age_s):
+            return None
+        why = self._conditions.verdict(kind, path, stat=state, service=place.service, folder_newest_ns=newest_ns)
+        return None if why is None else (why, why)
+
+    def _open(self, pids: Sequence[int], words: str = "") -> tuple[str, str]:
+        assert self._holders is not None  # noqa: S101  (pids come from it)
+        said = words + self._holders.words(pids)
+        return said[:1].upper() + said[1:], f"{words}open in a process".capitalize()
+
+    def _of_another(self, uid: int, words: str = "It belongs") -> tuple[str, str]:
+        return f"{words} to another user ({self._owner_of(uid)})", f"{words} to another user"
+
+    @staticmethod
+    def _hinder(group: _Group, why: str, reason: str) -> None:
+        if group.obstacle is None:
+            group.obstacle = why, reason
+
+    @staticmethod
+    def _inside(group: _Group, path: str) -> str:
+        return shown(path[group.prefix:]) or "itself"
+
+    def _first_name(self, inode: int) -> bool:
+        """Whether this file of several names is met for the first time."""
+        if inode in self._links:
+            return False
+        if self._linked_count < LINKS_MOST:
+            self._links.add(inode)
+            self._linked_count += 1
+        return True
+
+    def _owner_of(self, uid: int) -> str:
+        if (name := self._owners.get(uid)) is None:
+            try:
+                name = pwd.getpwuid(uid).pw_name
+            except KeyError:
+                name = str(uid)
+            self._owners[uid] = name
+        return name
+
+    def _row(self, place: Place, files: int = 0, size: int = 0, problem: str = "") -> None:
+        self._rows[place] = {"path": shown(place.path), "what": place.why or place.name, "files": files, "size_bytes": size, "problem": problem}
+        if self._log is not None:
+            self._log(f"{shown(place.path)}: {problem or f'{files:,} files, {size:,} bytes'}")
+
+    def _pause(self) -> None:
+        if self._check is not None:
+            self._check()
+        now = time.monotonic()
+        if self._progress is not None and now - self._told_at >= TOLD_EVERY_S:
+            self._told_at = now
+            self._progress(self._seen, shown(self._at))
+        self.look_again()
+
+    def look_again(self, *, at_once: bool = False) -> None:
+        """Who has what open: again and again in a long scan, but at most 5 % of its time."""
+        now = time.monotonic()
+        if self._holders is None or (not at_once and now - self._looked_at < self._look_every_s):
+            return
+        self._holders.refresh()
+        self._looked_at = time.monotonic()
+        self._look_every_s = max(_LOOK_AGAIN_S, 20 * (self._looked_at - now))
+
+
+_WRITTEN = ("It was written to while the scan ran, or its time lies ahead", "It was written to while the scan ran, or its time lies ahead")
+
+
+def _shape(frame: Frame) -> str | None:
+    """Why a folder is never entered for what lies in it."""
+    for name in NEVER_BESIDE:
+        if os.access(name, os.F_OK, dir_fd=frame.descriptor, follow_symlinks=False):
+            return f"It holds `{name}`, so it is a model, an environment or a hub cache"
     return None
 
 
-def _walk_root(root: Path, kinds: Sequence[Kind]) -> Iterator[tuple[str, os.stat_result, Kind]]:
-    if not root.is_absolute():
-        raise BadInput(f"`{root}` is no absolute path")
-    try:
-        descriptor = open_folder(root)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise BadInput(f"`{root}` cannot be searched for leftovers", why=error.strerror or str(error)) from error
-    try:
-        device = os.fstat(descriptor).st_dev
-        yield from _walk(descriptor, str(root), device, max((kind.depth for kind in kinds), default=0), kinds)
-    finally:
-        os.close(descriptor)
+def __getattr__(name: str) -> Any:  # for who has not yet moved on to the names above
+    from ops.artifacts import old_scan
 
-
-def _walk(folder: int, path: str, device: int, depth: int, kinds: Sequence[Kind]) -> Iterator[tuple[str, os.stat_result, Kind]]:
-    try:
-        names = os.listdir(folder)
-    except OSError:  # no permission, or gone: nothing to give
-        return
-    if any(name in names for name in NEVER_BESIDE):
-        return
-    for name in sorted(names):
-        try:
-            state = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        except OSError:  # gone in the meantime
-            continue
-        if stat.S_ISDIR(state.st_mode):
-            if depth <= 0 or state.st_dev != device:
-                continue
-            try:
-                below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-            except OSError:
-                continue
-            try:
-                yield from _walk(below, f"{path}/{name}", device, depth - 1, kinds)
-            finally:
-                os.close(below)
-            continue
-        kind = kind_of(name)
-        if kind in kinds and kind is not None and state.st_dev == device and not stat.S_ISLNK(state.st_mode) and _is_text(f"{path}/{name}"):
-            yield f"{path}/{name}", state, kind
-
-
-def _is_text(path: str) -> bool:
-    """Names that are no UTF-8 cannot stand in an event; they stay where they are."""
-    try:
-        path.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def open_folder(path: Path) -> int:
-    """A descriptor of an absolute folder, reached without following a link in any component. Raises OSError."""
-    descriptor = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for part in Path(os.path.normpath(path)).parts[1:]:
-            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
-            os.close(descriptor)
-            descriptor = below
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def open_files() -> dict[tuple[int, int], set[int]]:
-    """(device, inode) of every file that a process has open or mapped, with its pids, as far as we may look (root sees all)."""
-    found: dict[tuple[int, int], set[int]] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdecimal():
-            continue
-        pid = int(name)
-        for key in (*_open_in(pid), *_mapped_in(pid)):
-            found.setdefault(key, set()).add(pid)
-    return found
-
-
-def _open_in(pid: int) -> Iterator[tuple[int, int]]:
-    folder = f"/proc/{pid}/fd"
-    try:
-        names = os.listdir(folder)
-    except OSError:  # ended, or another user's
-        return
-    for name in names:
-        try:
-            state = os.stat(f"{folder}/{name}")
-        except OSError:
-            continue
-        if stat.S_ISREG(state.st_mode):
-            yield state.st_dev, state.st_ino
-
-
-def _mapped_in(pid: int) -> Iterator[tuple[int, int]]:
-    try:
-        with open(f"/proc/{pid}/maps", "rb") as file:
-            for line in file:
-                if match := _MAPPED.match(line):
-                    major, minor, inode = int(match[1], 16), int(match[2], 16), int(match[3])
-                    yield os.makedev(major, minor), inode
-    except OSError:
-        return
+    if name in ("open_files", "open_folder", "why_not", "LIMIT"):
+        return getattr(old_scan, name)
+    raise AttributeError(name)

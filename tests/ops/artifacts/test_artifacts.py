@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ops.artifacts import old_scan as scanning
 from ops.artifacts import purge as purging
-from ops.artifacts import scan as scanning
+from ops.artifacts.old_scan import Artifact, scan
 from ops.artifacts.purge import purge
-from ops.artifacts.scan import Artifact, scan
 from ops.jobs.errors import BadInput
 
 
