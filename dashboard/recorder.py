@@ -41,6 +41,7 @@ GROUP = CONSUMER = "recorder"
 KEPT_BELOW_STORED = 200  # entries of a job's stream kept below the stored seq, for live views that are about to read them
 EPOCH = "recorder:epoch"  # gone: Redis was emptied, or is new
 BATCH = 200  # entries in one transaction: at most 64 KB of log text each
+PORTION_BYTES = 1024 * 1024  # of events in one transaction: others want to write, too, and a thousand lines of a manifest (200 KB) take 0.1 s
 BLOCK_MS = 500
 EVENT_MAX_BYTES = 4 * 1024 * 1024
 RECENT_S = 24 * 3600
@@ -240,7 +241,7 @@ class Recorder:
 
     def store(self, client: redis.Redis, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> None:
         """Stores a batch, then says so: first the database, then Redis."""
-        events, node_of = [], {}
+        events, node_of, size = [], {}, 0
         for entry_id, fields in entries:
             if not fields:  # deleted since it was read the first time
                 continue
@@ -249,11 +250,14 @@ class Recorder:
             except (ValueError, KeyError, RecursionError) as error:
                 logger.error("entry %s is no event and is left out: %s", entry_id.decode(), error)
                 continue
+            if events and size + len(fields[b"e"]) > PORTION_BYTES:
+                self._say(client, record(events, node_of=node_of))
+                events, size = [], 0
             events.append(event)
+            size += len(fields[b"e"])
             if b"n" in fields:
                 node_of[event.job] = fields[b"n"].decode("utf-8", "replace")
-        done = record(events, node_of=node_of)
-        self._say(client, done, [entry_id for entry_id, _ in entries])
+        self._say(client, record(events, node_of=node_of), [entry_id for entry_id, _ in entries])
 
     def _say(self, client: redis.Redis, done: Recorded, entry_ids: Sequence[bytes] = ()) -> None:
         self.gaps |= done.gaps

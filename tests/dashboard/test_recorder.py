@@ -354,6 +354,26 @@ def stored(client: redis.Redis, job: Job) -> int:
     return int(client.hget("stored", str(job.pk)) or 0)
 
 
+def test_a_batch_of_large_events_is_stored_in_portions_and_taken_out_of_redis_whole(
+        told: tuple[Job, Speaker], running: Recorder, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, node = told
+    monkeypatch.setattr(recorder, "PORTION_BYTES", 3000)
+    portions: list[int] = []
+
+    def counted(events: list[Event], *, node_of: dict[str, str]) -> recorder.Recorded:
+        portions.append(len(events))
+        return record(events, node_of=node_of)
+    monkeypatch.setattr(recorder, "record", counted)
+    node.claimed()
+    for _ in range(5):
+        node.log("x" * 1200)
+    node.publish(redis_client)
+    running.begin(redis_client)
+    turns(running, redis_client)
+    assert seqs(job) == [1, 2, 3, 4, 5, 6] and stored(redis_client, job) == 6 and max(portions) <= 3
+    assert redis_client.xlen("events") == 0 and redis_client.xpending("events", "recorder")["pending"] == 0
+
+
 def test_what_is_stored_is_told_and_taken_out_of_redis(told: tuple[Job, Speaker], running: Recorder, redis_client: redis.Redis) -> None:
     job, node = told
     node.claimed()
