@@ -23,7 +23,7 @@ from ops.records import Channel, ServiceRecord
 
 KEPT = {EventType.PLAN_MADE: "plan", EventType.INTEGRITY: "integrity", EventType.GUARDS: "guards", EventType.FINGERPRINT: "fingerprint",
         EventType.RECIPE: "recipe", EventType.REPORT: "report", EventType.DIAGNOSIS: "diagnosis", EventType.WARMUP_DONE: "warmup",
-        EventType.SWEEP_FINISHED: "sweep", EventType.PURGE_RESULT: "purge", EventType.LEFTOVERS: "leftovers"}
+        EventType.SWEEP_FINISHED: "sweep", EventType.PURGE_RESULT: "purge", EventType.LEFTOVERS: "leftovers", EventType.ARTIFACTS_SCANNED: "scan"}
 
 
 @dataclass
@@ -94,9 +94,10 @@ def _seconds(data: dict[str, Any]) -> str:
     return "unknown time" if seconds is None else f"{seconds:.1f} s"
 
 
-def execute(arguments: argparse.Namespace, type: str, record: ServiceRecord, params: dict[str, Any],
+def execute(arguments: argparse.Namespace, type: str, record: ServiceRecord | None, params: dict[str, Any],
             snapshot: dict[str, Any] | None = None) -> tuple[dict[str, Any], OpsError | None]:
-    """Runs a job here; gives what it came to ({job, type, service, state, reason, steps, findings, ...}) and its error, if it had one.
+    """Runs a job here; gives what it came to ({job, type, service, state, reason, steps, findings, ...}) and its error, if it had one. `record` is
+    None for a job of the whole node.
 
     Raises Busy (naming the job that holds the lock), Refused, BadInput; nothing has been changed then.
     """
@@ -107,18 +108,19 @@ def execute(arguments: argparse.Namespace, type: str, record: ServiceRecord, par
     config = NodeConfig.load(paths.node_toml)
     targets.own_node(paths)
     paths.make()
-    params = {**params, **_in_place(record)}
-    locks = sorted(kinds.KINDS[type].locks(record.name, params))
+    params = {**params, **(_in_place(record) if record else {})}
+    name = record.name if record else None
+    locks = sorted(kinds.KINDS[type].locks(name, params))
     _put_right(paths, locks)
-    envelope = Envelope.make(type=type, node=config.name, service=record.as_dict(), params=params, locks=locks, fence=claim.next_fences(paths, locks),
-                             snapshot=snapshot, by=getpass.getuser(), now=time.time())
+    envelope = Envelope.make(type=type, node=config.name, service=record.as_dict() if record else None, params=params, locks=locks,
+                             fence=claim.next_fences(paths, locks), snapshot=snapshot, by=getpass.getuser(), now=time.time())
     told = Told(StatusLine(), quiet=arguments.json, verbose=getattr(arguments, "verbose", False))
     outcome = runner.run_here(paths, envelope, on_event=told)
     told.line.clear()
-    result = {"job": envelope.job, "type": type, "service": record.name, "state": str(outcome.state), "reason": outcome.reason,
+    result = {"job": envelope.job, "type": type, "service": name, "state": str(outcome.state), "reason": outcome.reason,
               "rollback": outcome.rollback, "steps": told.steps, "findings": told.findings, **({"shelf": told.shelf} if told.shelf else {}),
               **({"smoke": told.smoke} if told.smoke else {}), **told.last}
-    return result, _error(type, record, outcome)
+    return result, _error(type, name or config.name, outcome)
 
 
 def _put_right(paths: NodePaths, locks: list[str]) -> None:
@@ -136,11 +138,11 @@ def _put_right(paths: NodePaths, locks: list[str]) -> None:
             continue
 
 
-def _error(type: str, record: ServiceRecord, outcome: Any) -> OpsError | None:
+def _error(type: str, name: str, outcome: Any) -> OpsError | None:
     if outcome.state in (JobState.SUCCEEDED, JobState.CANCELLED):
         return None
     raw = outcome.error or {}
-    what = str(raw.get("what") or outcome.reason or f"The {type} job of `{record.name}` ended as {outcome.state}")
+    what = str(raw.get("what") or outcome.reason or f"The {type} job of `{name}` ended as {outcome.state}")
     return OpsError(what, why=str(raw.get("why") or ""), hint=str(raw.get("hint") or ""), kind=str(raw.get("kind") or "failed"))
 
 
