@@ -157,6 +157,19 @@ def _adopt(first: Event, node_name: str | None) -> Job | None:
     return job
 
 
+def _portions(said: Iterable[tuple[Event, int]]) -> list[list[Event]]:
+    """Events, each with its size, in their order and in parts of PORTION_BYTES; always at least one part."""
+    parts: list[list[Event]] = [[]]
+    filled = 0
+    for event, size in said:
+        if parts[-1] and filled + size > PORTION_BYTES:
+            parts.append([])
+            filled = 0
+        parts[-1].append(event)
+        filled += size
+    return parts
+
+
 def ensure_group(client: redis.Redis) -> None:
     """Makes the recorder's group if it is not there, from the beginning of the stream."""
     try:
@@ -241,7 +254,8 @@ class Recorder:
 
     def store(self, client: redis.Redis, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> None:
         """Stores a batch, then says so: first the database, then Redis."""
-        events, node_of, size = [], {}, 0
+        said: list[tuple[Event, int]] = []
+        node_of = {}
         for entry_id, fields in entries:
             if not fields:  # deleted since it was read the first time
                 continue
@@ -250,14 +264,13 @@ class Recorder:
             except (ValueError, KeyError, RecursionError) as error:
                 logger.error("entry %s is no event and is left out: %s", entry_id.decode(), error)
                 continue
-            if events and size + len(fields[b"e"]) > PORTION_BYTES:
-                self._say(client, record(events, node_of=node_of))
-                events, size = [], 0
-            events.append(event)
-            size += len(fields[b"e"])
+            said.append((event, len(fields[b"e"])))
             if b"n" in fields:
                 node_of[event.job] = fields[b"n"].decode("utf-8", "replace")
-        self._say(client, record(events, node_of=node_of), [entry_id for entry_id, _ in entries])
+        *first, last = _portions(said)
+        for portion in first:
+            self._say(client, record(portion, node_of=node_of))
+        self._say(client, record(last, node_of=node_of), [entry_id for entry_id, _ in entries])
 
     def _say(self, client: redis.Redis, done: Recorded, entry_ids: Sequence[bytes] = ()) -> None:
         self.gaps |= done.gaps
@@ -291,16 +304,21 @@ class Recorder:
             while True:
                 last = Job.objects.filter(pk=job_id).values_list("last_seq", flat=True).first()
                 entries: Any = client.xrange(streams.job_stream(job_id), min=f"{(last or 0) + 1}-0", max="+", count=BATCH)
-                events, node_of = [], {}
+                said: list[tuple[Event, int]] = []
+                node_of = {}
                 for _, fields in entries:
                     try:
                         event = parse(fields[b"e"])
                     except (ValueError, KeyError, RecursionError):
                         continue  # told when it came by `events`
-                    events.append(event)
+                    if event.job == job_id:
+                        said.append((event, len(fields[b"e"])))
                     if b"n" in fields:
                         node_of[event.job] = fields[b"n"].decode("utf-8", "replace")
-                done = record([event for event in events if event.job == job_id], node_of=node_of)
+                *first, rest = _portions(said)
+                for portion in first:
+                    self._say(client, record(portion, node_of=node_of))
+                done = record(rest, node_of=node_of)
                 self.gaps.discard(job_id)
                 if done.stored:
                     self.unknown.pop(job_id, None)
