@@ -27,7 +27,7 @@ from django.utils import timezone
 from kombu.exceptions import OperationalError as BrokerError
 from redis.exceptions import RedisError
 
-from dashboard import baselines, cleanup_choice, cleanup_rows, permissions, redis_clients, run_summaries
+from dashboard import baselines, cleanup_choice, cleanup_rows, permissions, purge_story, redis_clients, run_summaries
 from dashboard.deciding import MORE_AT_ONCE
 from dashboard.models import (
     ArtifactKind,
@@ -132,21 +132,33 @@ def start_plan(*, service: Service, channel: Channel, user: AbstractBaseUser | N
 
 def start_redeploy(*, plan_job: Job, user: AbstractBaseUser | None, options: dict[str, Any], idempotency_key: str | None = None) -> Job:
     """Confirms a plan: the job builds exactly this plan, or fails before it touches anything. `options`: `smoke`, `sweep`, `purge`, `rollback`
-    (all true if left out), `preset`, and `accept_no_rollback` (false if left out): without it a plan that has no way back is refused (kind
-    "no_rollback")."""
+    (all true if left out), `preset`, `purge_kinds` (names of kinds of leftovers that the plan found; None or left out: those that it offers), and
+    `accept_no_rollback` (false if left out): without it a plan that has no way back is refused (kind "no_rollback")."""
     plan, params, snapshot = _confirmed(plan_job)
-    if unknown := sorted(set(options) - {"smoke", "sweep", "purge", "rollback", "preset", "accept_no_rollback"}):
+    if unknown := sorted(set(options) - {"smoke", "sweep", "purge", "purge_kinds", "rollback", "preset", "accept_no_rollback"}):
         raise BadInput(f"A redeploy has no option `{unknown[0][:60]}`")
     accepted = bool(options.get("accept_no_rollback", False))
     if (no_way_back := why_no_rollback(plan)) is not None and not accepted:
         raise BadInput("This redeploy cannot be rolled back, and that was not confirmed", why=no_way_back,
                        hint="Confirm it on the plan's page, or make room for the backup copy and plan again", kind="no_rollback")
     params |= {"preset": options.get("preset") or "quick", "accept_no_rollback": accepted,
-               **{name: bool(options.get(name, True)) for name in ("smoke", "sweep", "purge", "rollback")}}
+               **{name: bool(options.get(name, True)) for name in ("smoke", "sweep", "rollback")}, **_purge_of_plan(plan, options)}
     if params["sweep"] and plan_job.service is not None:
         snapshot |= _with_baseline(plan_job.service)
     return start(type="redeploy", node=plan_job.node, service=plan_job.service, user=user, idempotency_key=idempotency_key, params=params,
                  snapshot=snapshot)
+
+
+def _purge_of_plan(plan: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """`purge` and `purge_kinds` of a redeploy: the kinds by name, so that the job purges what its page promised. Raises BadInput for a kind that the
+    plan did not find."""
+    known, ticked = purge_story.kinds_of_plan(plan)
+    asked = options.get("purge_kinds")
+    kinds = ticked if asked is None else list(dict.fromkeys(asked)) if isinstance(asked, list | tuple) else [str(asked)]
+    if unknown := [name for name in kinds if name not in known]:
+        raise BadInput(f"This plan found no leftovers of the kind `{str(unknown[0])[:60]}`", hint="Choose kinds of the plan, or plan again")
+    wanted = bool(options.get("purge", True)) and bool(kinds)
+    return {"purge": wanted, "purge_kinds": kinds if wanted else []}
 
 
 def start_sweep(*, service: Service, settings: SweepSettings, user: AbstractBaseUser | None, repeats: int = 1, group: uuid.UUID | None = None,

@@ -10,7 +10,7 @@ from django import forms
 from django.contrib.auth.models import User
 from django.core.validators import RegexValidator
 
-from dashboard import dispatch
+from dashboard import dispatch, purge_story
 from dashboard.models import Channel, Job, Service, ShelvedPatch
 from ops.jobs.events import JobState
 
@@ -119,19 +119,22 @@ class RedeployForm(KeyedForm):
     plan_hash = forms.CharField(max_length=128)
     smoke = forms.BooleanField(required=False)
     sweep = forms.BooleanField(required=False)
-    purge = forms.BooleanField(required=False)
+    purge_kinds = forms.MultipleChoiceField(required=False)  # kinds of leftovers, of those that the plan found
     rollback = forms.BooleanField(required=False)
     accept_no_rollback = forms.BooleanField(required=False)  # the second confirmation, asked for where there is no way back
     only_build = forms.BooleanField(required=False)  # build and verify beside, switch another time
     preset = forms.ChoiceField(required=False)
 
-    def __init__(self, data: Any = None) -> None:
+    def __init__(self, data: Any = None, *, plan: dict[str, Any] | None = None) -> None:
         super().__init__(data)
         self.fields["preset"].choices = preset_choices()  # type: ignore[attr-defined]
+        self.fields["purge_kinds"].choices = [(name, name) for name in purge_story.kinds_of_plan(plan or {})[0]]  # type: ignore[attr-defined]
+        self.fields["purge_kinds"].error_messages["invalid_choice"] = "this plan found no leftovers of the kind `%(value)s`"
 
     def options(self) -> dict[str, Any]:
-        told = {name: bool(self.cleaned_data[name]) for name in ("smoke", "sweep", "purge", "rollback", "accept_no_rollback")}
-        return told | {"preset": self.cleaned_data.get("preset") or "quick"}
+        told = {name: bool(self.cleaned_data[name]) for name in ("smoke", "sweep", "rollback", "accept_no_rollback")}
+        kinds = list(self.cleaned_data["purge_kinds"])
+        return told | {"purge": bool(kinds), "purge_kinds": kinds, "preset": self.cleaned_data.get("preset") or "quick"}
 
 
 class ActionForm(KeyedForm):

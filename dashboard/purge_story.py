@@ -180,6 +180,21 @@ def purge_panel(found: Job) -> dict[str, Any] | None:
                    "paths_more": max(0, len(done["paths"]) - LINES_SHOWN), "paths": done["paths"][:LINES_SHOWN]}
 
 
+def report_part(found: Job) -> dict[str, Any] | None:
+    """The cleanup of a redeploy's report: `purged`, with the first lines of its manifest (`shown`, how many there are `more`) and their `roots`."""
+    done = purged(found)
+    if done is None:
+        return None
+    lines = PurgedArtifact.objects.filter(job=found).order_by("number")
+    shown: list[dict[str, Any]] = [{"path": one.path, "size_bytes": one.size_bytes, "result": one.result} for one in lines[:LINES_SHOWN]]
+    if done["old"]:
+        shown = [{**row, "result": "deleted"} for row in done["paths"][:LINES_SHOWN]]
+    stayed = [{"path": one.path, "why": one.why} for one in lines.filter(result__in=STAYED)[:STAYED_SHOWN]] or done["kept_paths"][:STAYED_SHOWN]
+    every = done["lines"] or len(done["paths"])
+    return done | {"shown": shown, "more": max(0, every - len(shown)), "stayed": stayed, "stayed_more": max(0, (done["kept"] or 0) - len(stayed)),
+                   "roots": sorted({row["path"].rpartition("/")[0] or "/" for row in shown if row["path"].startswith("/")})}
+
+
 # ---- a scan ----
 
 

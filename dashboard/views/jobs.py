@@ -23,6 +23,7 @@ from dashboard import (
     environment_story,
     job_story,
     permissions,
+    purge_story,
     regression_story,
     service_story,
     sweep_forms,
@@ -45,7 +46,8 @@ FILTERS = {
 }
 ABOUT = {"stop": ("stop",), "gpus-free": ("gpus", "leftovers"), "leftovers": ("leftovers",), "end": ("gpus", "leftovers"), "report": ("switch",)}
 BACK = ("redeploy", "rollback", "restart", "start")  # failed, they may want the last good release
-READERS = ("plan", "integrity", "recipe", "shelf-forget", "leftovers", "diagnose", "settings-set", "smoke-set")  # they leave the service as it is
+READERS = ("plan", "integrity", "artifact-scan", "purge", "recipe", "shelf-forget", "leftovers", "diagnose", "settings-set",
+           "smoke-set")  # they leave the service as it is
 SWEEPS = ("sweep", "noise-floor")
 FRAGMENTS = ("head", "notice", "facts", "steps", "panels")
 
@@ -215,7 +217,9 @@ def panels(found: Job, step: JobStep | None, known: Any, run: BenchmarkRun | Non
     if found.type == "noise-floor":
         shown["noise_floor"] = regression_story.noise_panel(found)
     if step.name == "purge":
-        shown["purge"] = result.get("purge")
+        shown["purge"] = purge_story.purge_panel(found)
+    if found.type == "artifact-scan":
+        shown["scan"] = purge_story.scan_panel(found)
     if step.name == "integrity":
         shown["integrity"] = environment_story.integrity_report(found)
     if step.name == "shelf" or found.type == "shelf-forget":
@@ -247,8 +251,8 @@ def panels(found: Job, step: JobStep | None, known: Any, run: BenchmarkRun | Non
         timeline = job_story.timeline(found)
         shown["timeline"] = timeline if found.rollback != "none" or len(timeline) > 2 else []
     shown["dedicated"] = any(shown.get(key) for key in ("warmup", "smoke", "sweep", "purge", "integrity", "findings", "diagnosis", "error",
-                                                        "timeline", "shelved", "guards", "recipe", "adoption", "leftovers", "settings", "read",
-                                                        "regression", "noise_floor"))
+                                                        "timeline", "shelved", "scan", "guards", "recipe", "adoption", "leftovers", "settings",
+                                                        "read", "regression", "noise_floor"))
     shown["shows_progress"] = step.name not in ("warmup", "sweep")  # those have bars of their own
     shown["log"] = log_tail(found, step)
     shown["shows_log"] = not shown["dedicated"] or not found.is_final or shown["log"]["any"]
@@ -362,13 +366,10 @@ def report_panel(found: Job, run: BenchmarkRun | None) -> dict[str, Any]:
     verified = report.get("service_verified") or {}
     warmup = verified.get("warmup") or {}
     reinstall = report.get("reinstall") or {}
-    cleanup = report.get("cleanup") or {}
-    deleted = cleanup.get("deleted") or []
     return {**report, "parts": job_story.warmup_parts(warmup) if warmup else [], "sweep": sweep_panel(found, run) if run is not None else None,
-            "roots": sorted({str(item.get("path", item) if isinstance(item, dict) else item).rsplit("/", 1)[0] for item in deleted}),
+            "purged": purge_story.report_part(found),
             "guards_hold": sum(1 for g in verified.get("guards") or [] if g.get("holds")), "shown_packages": sorted(reinstall.get("changed") or [],
-                                                                                                                    key=job_story.importance)[:12],
-            "kinds": sorted({str(item["kind"]).replace("-", " ") + "s" for item in deleted if isinstance(item, dict) and item.get("kind")})}
+                                                                                                                    key=job_story.importance)[:12]}
 
 
 # ---- log ----
@@ -518,8 +519,8 @@ def cancel_words(found: Job) -> list[str]:
     elif found.type == "sweep":
         words.append(f"Finished levels are kept and marked as a cancelled run. {name} goes on serving.")
     elif found.type == "purge":
-        words.append("What is deleted already stays deleted; the rest is left alone.")
-    elif found.type in ("plan", "integrity", "smoke", "warmup", "recipe", "adopt", "leftovers", "diagnose"):
+        words.append("What is deleted already stays deleted; the rest is left alone. Its manifest says which is which.")
+    elif found.type in ("plan", "integrity", "smoke", "warmup", "recipe", "adopt", "leftovers", "diagnose", "artifact-scan"):
         words.append("It only reads, so there is nothing to put back.")
     return words
 

@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from dashboard import diffs, dispatch, environment_story, job_story
+from dashboard import diffs, dispatch, environment_story, job_story, purge_story
 from dashboard.diagnoses import DOWN
 from dashboard.forms import MODES, RedeployForm, channels_for, preset_choices
 from dashboard.models import Job
@@ -50,15 +50,13 @@ def plan_context(found: Job) -> dict[str, Any]:
     no_way_back = dispatch.why_no_rollback(made)
     findings = [f for f in job_story.findings(found)  # what the page's first card says anyway is left out
                 if not (in_place and f.get("about") == "rollback" and f.get("level") == "note")]
-    artifacts = made.get("artifacts") or []
     estimate = job_story.downtime_estimate(found)
     started = environment_story.start_estimate(found.service).downtime_s if found.service else None
     used = Job.objects.filter(type__in=environment_story.BUILDS, params__plan_job=str(found.pk)).first()
     return context | choices | {
         "made": made, "changed": sorted(changed, key=job_story.importance), "same": [p for p in packages if p.get("change") == "same"],
         "findings": findings, "parts": job_story.by_part([f for f in findings if f.get("title") not in about_patches]),
-        "counted": job_story.counted(findings), "artifacts": artifacts, "artifact_bytes": sum(a.get("size_bytes") or 0 for a in artifacts),
-        "artifact_kinds": _kinds(artifacts), "estimate": estimate,
+        "counted": job_story.counted(findings), "purge": purge_story.planned(made), "estimate": estimate,
         "phases": _phases(estimate, in_place=in_place, way_back=not no_way_back, is_down=found.service is not None and found.service.state in DOWN),
         "used": used,
         "presets": preset_choices(),
@@ -109,20 +107,6 @@ def made_long_ago(found: Job) -> bool:
     return found.finished_at is not None and (timezone.now() - found.finished_at).total_seconds() > 3600
 
 
-def _kinds(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    from ops.artifacts.kinds import KINDS
-
-    titles = {kind.name: kind.title.lower() for kind in KINDS}
-    kinds: dict[str, dict[str, Any]] = {}
-    for artifact in artifacts:
-        row = kinds.setdefault(str(artifact.get("kind") or "file"), {"kind": "", "count": 0, "bytes": 0})
-        row["count"] += 1
-        row["bytes"] += artifact.get("size_bytes") or 0
-        title = titles.get(str(artifact.get("kind")), "file")
-        row["kind"] = title if row["count"] == 1 else f"{title}s"
-    return list(kinds.values())
-
-
 def _phases(estimate: dict[str, Any] | None, *, in_place: bool = False, way_back: bool = True, is_down: bool = False) -> list[dict[str, Any]]:
     """The three parts of a redeploy: before, while the service is down, after; to scale where earlier jobs give lengths.
 
@@ -160,10 +144,10 @@ def _phases(estimate: dict[str, Any] | None, *, in_place: bool = False, way_back
 def plan_redeploy(request: HttpRequest, number: int) -> HttpResponse:
     """Confirms: the job builds exactly what was looked at."""
     found = _plan_job(number)
-    form = RedeployForm(request.POST)
+    made = (found.result or {}).get("plan") or {}
+    form = RedeployForm(request.POST, plan=made)
     if not form.is_valid():
         raise BadInput("The redeploy cannot be started as asked", why=problems(form), hint="Reload the plan and confirm it again")
-    made = (found.result or {}).get("plan") or {}
     if form.cleaned_data["plan_hash"] != made.get("hash"):
         raise BadInput("This is not the plan that you looked at", why="The plan's hash is another one", hint="Reload the plan and look at it again")
     if form.cleaned_data["only_build"]:

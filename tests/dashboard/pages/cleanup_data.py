@@ -255,6 +255,36 @@ def purge_result(scan: str, job: str, chosen: Sequence[Artifact], told: Sequence
             "took_s": took_s, "cancelled": cancelled, "gauges": gauges(root=root, freed_bytes=freed)}
 
 
+OF_A_PLAN = ("debug-tensor", "compile-cache", "nccl-dump", "core-dump", "shm-segment")  # a plan looks at its service's places
+
+
+def of_plan(scan: str = "5f0c1f0e-6a55-4a57-9a63-0d0f1c2b3a4d", *, at: float | None = None) -> dict[str, Any]:
+    """`cleanup` of a plan."""
+    moment = time.time() if at is None else at
+    found = world(scan, at=moment, rows=[row for row in artifacts(at=moment) if row.kind in OF_A_PLAN])
+    return {"scan": scan, "digest": DIGEST, "kinds": found.summary["kinds"], "listed": [row.as_dict() for row in found.listed], "problems": []}
+
+
+def purge_of_plan(story: Story, job: Job, cleanup: dict[str, Any]) -> None:
+    """The purge of a redeploy: what its plan has ticked, all of it deleted."""
+    chosen = [Artifact(**row) for row in cleanup["listed"] if row["kind"] == "debug-tensor"]
+    tell_purged(story, job, cleanup["scan"], chosen, entries(chosen))
+
+
+def old_artifacts(root: str = PRACTICE_ROOT) -> list[dict[str, Any]]:
+    """The 35 debug tensors as versions before the preview told them: in a plan's `artifacts`."""
+    return [{"path": f"{root}/tmp/dbg_layer{n}_000.pt", "size_bytes": 1_863_000, "kind": "debug-tensor", "mtime_ns": 1, "inode": n, "device": 1,
+             "uid": 1000, "open_by": [], "safe": True, "why": ""} for n in range(TENSORS)]
+
+
+def old_purge(*, kept: int = 0) -> dict[str, Any]:
+    """Data of `purge.result` as those versions told it."""
+    rows = old_artifacts()
+    gone = rows[:TENSORS - kept]
+    return {"artifacts": rows, "deleted": gone, "kept": [{"path": row["path"], "why": "open in process 4711"} for row in rows[TENSORS - kept:]],
+            "freed_bytes": sum(row["size_bytes"] for row in gone)}
+
+
 # ---- as jobs of a story ----
 
 

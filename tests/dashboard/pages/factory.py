@@ -87,9 +87,6 @@ RECORD = {
     "practice": True,
 }
 CHANNEL = {"name": "practice", "kind": "wheelhouse", "wheelhouse": "/srv/roundhouse/practice/wheels", "practice": True}
-ARTIFACTS = [{"path": f"/srv/roundhouse/practice/tmp/dbg_layer{n}_000.pt", "size_bytes": 1_863_000, "kind": "debug-tensor", "mtime_ns": 1, "inode": n,
-              "device": 1,
-              "uid": 1000, "open_by": [], "safe": True, "why": ""} for n in range(35)]
 
 
 def packages() -> list[dict[str, Any]]:
@@ -124,7 +121,7 @@ def plan(*, coupling: bool = True) -> dict[str, Any]:
             "coupling": coupling,
             "options": {}, "python": {"path": "/usr/bin/python3.12", "version": "3.12.1"}, "release": NEW, "created_at": time.time(), "current": OLD,
             "practice": True,
-            "packages": rows, "findings": findings, "patched_files": PATCHED, "guards": GUARDS, "artifacts": ARTIFACTS,
+            "packages": rows, "findings": findings, "patched_files": PATCHED, "guards": GUARDS, "cleanup": cleanup_data.of_plan(),
             "disk": {"path": "/srv", "needed_bytes": 11_400_000_000, "free_bytes": 412_000_000_000, "estimate": False}, "input_state": "e" * 64,
             "hash": "f" * 64,
             "estimate": {"warmup_s": None, "warmups": 0}}
@@ -578,9 +575,8 @@ class Story:
         self.say(job, EventType.STEP_STARTED, step="sweep", title="Sweep", index=11, deadline_s=21600)
         self.sweep(job, scale=scale)
         self.finish_step(job, "sweep", took=1555.0)
-        purged = {"artifacts": ARTIFACTS, "deleted": ARTIFACTS, "kept": [], "freed_bytes": 65_205_000}
         self.say(job, EventType.STEP_STARTED, step="purge", title="Purge", index=12, deadline_s=900)
-        self.say(job, EventType.PURGE_RESULT, **purged)
+        cleanup_data.purge_of_plan(self, job, made["cleanup"])
         self.finish_step(job, "purge", took=2.0)
         self.say(job, EventType.STEP_STARTED, step="report", title="Report", index=13, deadline_s=60)
         self.say(job, EventType.REPORT, **self.report(made, finished=True))
@@ -598,6 +594,8 @@ class Story:
                 facts["said"][event.type] = event.data
             elif event.type in report.KEPT_ALL:
                 facts["said"].setdefault(event.type, []).append(event.data)
+            elif event.type == EventType.PURGE_ENTRIES:
+                facts["said"].setdefault(event.type, []).extend(event.data["entries"])
         return report.make(SimpleNamespace(facts=facts, the_service=records.ServiceRecord.from_dict(RECORD),
                                            config=SimpleNamespace(name="practice")))  # type: ignore[arg-type]
 
@@ -676,12 +674,8 @@ class Story:
         self.step(job, "stop")
         self.say(job, EventType.JOB_CANCELLING, by="admin")
         made["cancelled"] = self.end(job, "cancelled", reason="Cancelled at step `gpus-free`", rollback="done", duration_s=44.0)
-        job = self.job("purge", ago_s=3800, steps=(("purge", "Purge", False),))
-        self.say(job, EventType.STEP_STARTED, step="purge", title="Purge", index=0, deadline_s=900)
-        self.say(job, EventType.PURGE_RESULT, artifacts=ARTIFACTS, deleted=ARTIFACTS[:33], kept=[{"path": a["path"], "why": "open in pid 4711"}
-                                                                                                 for a in ARTIFACTS[33:]], freed_bytes=61_000_000)
-        self.finish_step(job, "purge", note="33 files, 61 MB freed", took=1.0)
-        made["partial"] = self.end(job, "partial", reason="2 files were kept", duration_s=1.2)
+        scan, found = cleanup_data.scan_job(self, ago_s=3850, of=self.the_node)
+        made["scan"], made["partial"] = scan, cleanup_data.purge_job(self, scan, found, ago_s=3800, partial=True)
         job = self.job("integrity", ago_s=3700, steps=(("integrity", "Integrity", False),))
         self.say(job, EventType.STEP_STARTED, step="integrity", title="Integrity", index=0, deadline_s=900)
         self.say(job, EventType.STEP_PROGRESS, step="integrity", done=3000, total=8412, unit="files", text="", estimate=False)

@@ -209,7 +209,7 @@ def test_a_failed_rollback_asks_for_a_person(visitor: Client, story: factory.Sto
 def test_the_report_has_four_parts_and_its_markdown(visitor: Client, story: factory.Story) -> None:
     job = story.redeploy()
     seen = text(visitor.get(f"/jobs/{job.number}/"))
-    for part in ("1 Reinstall", "2 Cleanup", "3 Service verified", "4 Benchmark", "1,239 tok/s", "35 files, 65.2"):
+    for part in ("1 Reinstall", "2 Cleanup", "3 Service verified", "4 Benchmark", "1,239 tok/s", "35 debug tensors deleted, 65.2"):
         assert part in seen, part
     assert visitor.get(f"/jobs/{job.number}/report.md").content.decode().startswith("# Redeploy kimi-k25 on practice (PRACTICE")
 
