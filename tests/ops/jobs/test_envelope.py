@@ -69,7 +69,7 @@ def test_nesting_without_end_is_refused() -> None:
 
 
 def checked(given: dict[str, Any], *, now: float = NOW + 1, config: NodeConfig = CONFIG, **more: Any) -> None:
-    verify(Envelope.from_dict(given), config, now=now, types={"redeploy"}, **more)
+    verify(Envelope.from_dict(given), config, now=now, types={"redeploy", "artifact-scan"}, **more)
 
 
 def refusal(given: dict[str, Any], **more: Any) -> str:
@@ -129,6 +129,13 @@ def test_what_node_toml_does_not_allow_is_refused(service: dict[str, Any]) -> No
 ])
 def test_a_channel_outside_of_node_toml_is_refused(channel: dict[str, Any]) -> None:
     assert refusal(raw(snapshot={"channel": channel})) == "refused"
+
+
+@pytest.mark.parametrize("root", ["/", "/tmp", "/tmp/vllm/../other", "/home", "relative"])
+def test_a_scan_looks_only_into_what_node_toml_allows(root: str) -> None:
+    assert refusal(raw(type="artifact-scan", params={"roots": ["/tmp/vllm/traces", root]})) == "refused"
+    checked(raw(type="artifact-scan", params={"roots": ["/tmp/vllm", "/tmp/vllm/traces"]}))
+    checked(raw(type="artifact-scan", params={"roots": None}, snapshot={"kinds": [{"places": ["/elsewhere"]}]}))  # told by the scan, not refused
 
 
 def test_job_ids_become_folder_names_so_only_one_form_is_taken() -> None:
