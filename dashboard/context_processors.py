@@ -21,7 +21,7 @@ NAVIGATION = (  # url name, title, icon, other url names of the same part
     ("jobs", "Jobs", "jobs", ("job", "job_cancel")),
     ("benchmarks", "Benchmarks", "bench", ("benchmark_run", "compare")),
     ("diagnose", "Diagnose", "diagnose", ()),
-    ("cleanup", "Cleanup", "clean", ()),
+    ("cleanup", "Cleanup", "clean", ("cleanup_node", "cleanup_scan", "cleanup_purge", "manifest")),
     ("settings", "Settings", "settings", ()),
 )
 

@@ -15,13 +15,6 @@ from dashboard.views.fleet import job_rows, node_card
 
 
 @require_safe
-def cleanup(request: HttpRequest) -> HttpResponse:
-    jobs = [j for j in Job.objects.filter(type__in=("redeploy", "purge")).select_related("service", "node", "by").prefetch_related("steps")[:60]
-            if (j.result or {}).get("purge")][:8]
-    return render(request, "pages/cleanup.html", {"rows": job_rows(jobs)})
-
-
-@require_safe
 def settings(request: HttpRequest) -> HttpResponse:
     return render(request, "pages/settings.html", {"channels": channels.listed(), "nodes": list(Node.objects.all())})
 
