@@ -12,12 +12,11 @@ import os
 import pwd
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ops.artifacts import gauges as disks
-from ops.artifacts import methods
 from ops.artifacts.conditions import Conditions
 from ops.artifacts.found import KEPT, OFFERED, OPTIONAL, Artifact, shown
 from ops.artifacts.holders import Holders
@@ -125,12 +124,12 @@ class ScanResult:
 
 def scan(places: Places, kinds: Sequence[Kind], *, conditions: Conditions | None = None, preview: PreviewWriter, progress: Progress | None = None,
          check: Callable[[], None] | None = None, log: Callable[[str], None] | None = None, open_check: bool = True, listed: int = LISTED,
-         owner_uid: int | None = None, gauges: Sequence[dict[str, Any]] | None = None) -> ScanResult:
+         owner_uid: int | None = None, found: Iterable[Artifact] = (), gauges: Sequence[dict[str, Any]] | None = None) -> ScanResult:
     """Looks for `kinds` in `places`, writes each artifact to `preview` (the caller finishes it, with this result as its summary), and sums up.
 
     `progress` gets the number of files looked at so far and the folder that is being looked at. `check` may raise to end the scan. `owner_uid`: whose
-    files may be deleted, ours if None. `gauges`: how full the disks are, those of the places if None. Kinds with a method of their own (a release,
-    uv's cache) are looked for only with `conditions`. What cannot be read is told in `problems`, and the scan goes on.
+    files may be deleted, ours if None. `found`: artifacts of kinds with a method of their own (ops/artifacts/methods), which are numbered here. `gauges`:
+    how full the disks are, those of the places if None. What cannot be read is told in `problems`, and the scan goes on.
     """
     started, clock = time.time(), time.monotonic()
     held = conditions.holders if conditions is not None else None
@@ -138,7 +137,8 @@ def scan(places: Places, kinds: Sequence[Kind], *, conditions: Conditions | None
     work = _Scan(places, kinds, conditions, holders, preview, progress, check, log, listed, os.geteuid() if owner_uid is None else owner_uid)
     work.look_again(at_once=True)
     work.walk_all()
-    work.ask_methods()
+    for artifact in found:
+        work.add_other(artifact)
     sums = [work.sums[kind.name] for kind in kinds]
     offered = sum(one.sums[OFFERED].size_bytes for one in sums)
     if holders is None:
@@ -251,16 +251,10 @@ class _Scan:
                 for why, (count, first) in self._unread.items()]
         return [*self.problems, *made]
 
-    def ask_methods(self) -> None:
-        """What does not go file by file: its method finds it."""
-        for one in self.sums.values():
-            kind = one.kind
-            for place in self._places.of(kind) if kind.method != "files" and self._conditions is not None else ():
-                assert self._conditions is not None  # noqa: S101  (for mypy)
-                for artifact in methods.find(kind, place, conditions=self._conditions, check=self._check, problem=self._problem):
-                    artifact.number = self._preview.count + 1
-                    self._preview.add(artifact)
-                    one.add(artifact, artifact.why)
+    def add_other(self, artifact: Artifact) -> None:
+        artifact.number = self._preview.count + 1
+        self._preview.add(artifact)
+        self.sums[artifact.kind].add(artifact, artifact.why)
 
     def _problem(self, text: str) -> None:
         self.partial = True
