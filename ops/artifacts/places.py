@@ -1,21 +1,57 @@
 """Where leftovers of this node can lie: the folders behind the names that kinds.toml uses, and the folders that are never entered.
 
-Resolved for this node from node.toml and from what each service would be started with (its unit's user and HOME, its environment, its environment
-files). A practice node's places all lie below its practice root.
+Resolved for this node from node.toml and from what each service would be started with: its unit's user and HOME, its environment, its environment
+files. All but a service's own folder must lie in `artifact_roots` of node.toml. A practice node's places all lie below its practice root.
+
+The names, and where the programs write (their own sources say so; kinds.toml names the files):
+
+    scratch            `artifact_roots` of a service's record: where its debug code writes
+    tmp                /tmp, /var/tmp, and TMPDIR of a service
+    shm                /dev/shm
+    service-folder     the working directory of a service: core dumps, and dumps to relative paths
+    cores              the folder of kernel.core_pattern; systemd-coredump's, if the kernel hands core dumps to it
+    gpu-cores          the folder of CUDA_COREDUMP_FILE
+    vllm-cache         VLLM_CACHE_ROOT, else vllm in XDG_CACHE_HOME, else ~/.cache/vllm
+    vllm-dump          VLLM_DEBUG_DUMP_PATH
+    flashinfer-cache   .cache/flashinfer in FLASHINFER_WORKSPACE_BASE, else in HOME
+    flashinfer-dump    FLASHINFER_DUMP_DIR
+    autotune-cache     VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR
+    triton-cache       TRITON_CACHE_DIR, else .triton/cache in TRITON_HOME, else in HOME
+    torch-cache        torch in XDG_CACHE_HOME, else ~/.cache/torch; the folder of TORCH_FR_DUMP_TEMP_FILE
+    nv-cache           the folder that ComputeCache lies in: ~/.nv, or as CUDA_CACHE_PATH says
+    rpc                VLLM_RPC_BASE_PATH
+    releases           releases/ of a service
+    uv-cache           the cache of the uv that builds releases
 """
-# ruff: noqa: PTH116, PTH117, PTH120
+# ruff: noqa: PTH111, PTH112, PTH116, PTH118, PTH119, PTH120
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import pwd
+import re
+import stat as stat_words
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ops.agent.config import NodeConfig, NodePaths
-from ops.artifacts.kinds import Kind
-from ops.jobs.errors import BadInput
+from ops.agent.config import REPOSITORY, NodeConfig, NodePaths, state_folder
+from ops.artifacts.found import shown
+from ops.artifacts.kinds import Kind, kernel_says
+from ops.jobs.errors import BadInput, OpsError, Refused
 from ops.records import ServiceRecord
+from ops.services.preflight import surroundings
+from ops.services.preflight.surroundings import Surroundings
+
+MADE_FOR_TEMPORARY_FILES = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  (the places themselves)
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
+COREDUMP_FOLDER = "/var/lib/systemd/coredump"
+FLASHINFER_DUMPS = "flashinfer_dumps"
+NOT_LOOKED = "was not looked into"
+# Folders of the operating system. Of the first nothing is a leftover, of the others not the folder itself.
+_SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/run", "/sbin", "/sys", "/usr")
+_TOP = ("/home", "/lost+found", "/media", "/mnt", "/opt", "/root", "/srv", "/var", "/var/lib", "/var/log", "/var/cache", "/var/spool")
+_CACHES = frozenset({"vllm-cache", "flashinfer-cache", "autotune-cache", "triton-cache", "torch-cache", "nv-cache"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +75,13 @@ class Never:
 
     identities: dict[tuple[int, int], str] = field(default_factory=dict)
     paths: dict[str, str] = field(default_factory=dict)
+    only: dict[str, frozenset[str]] = field(default_factory=dict)  # folders of which no other folder than these is entered
 
     def add(self, path: str | Path, why: str) -> None:
         """A folder that may not be there at the moment: then its path counts alone."""
         resolved = os.path.realpath(path)
+        if resolved == "/":
+            return
         self.paths.setdefault(resolved, why)
         try:
             state = os.stat(resolved)
@@ -52,41 +91,403 @@ class Never:
 
     def enters(self, state: os.stat_result, path: str) -> str | None:
         """Why the folder `path` (absolute, reached without links) with this `state` is not entered; None: it may be."""
-        return self.identities.get((state.st_dev, state.st_ino)) or self.paths.get(path)
+        why = self.identities.get((state.st_dev, state.st_ino)) or self.paths.get(path)
+        if why is not None:
+            return f"It is {why}"
+        if self.only:
+            above, _, name = path.rpartition("/")
+            allowed = self.only.get(above)
+            if allowed is not None and name not in allowed:
+                return "It is a folder of Roundhouse's own"
+        if state.st_uid != os.geteuid() and not state.st_mode & 0o004 and os.geteuid() != 0 and not _group_reads(state):
+            return f"It belongs to another user (uid {state.st_uid}), who keeps others out"
+        return None
 
-    def covers(self, path: str) -> str | None:
-        """Why `path` itself, or a folder that it lies in, is never entered; None if none is."""
-        while True:
+    def covers(self, path: str, *, below: str = "") -> str | None:
+        """Why `path` itself, or a folder that it lies in, is never entered; None if none is. `below`: no folder above this one counts."""
+        while path != below:
             if (why := self.paths.get(path)) is not None:
                 return why
             above = os.path.dirname(path)
             if above == path:
-                return None
+                break
             path = above
+        return None
+
+
+def _group_reads(state: os.stat_result) -> bool:
+    return bool(state.st_mode & 0o040) and state.st_gid in (os.getegid(), *os.getgroups())
 
 
 @dataclass(slots=True)
 class Places:
-    """All that a scan of this node looks into. `problems`: sentences about what it cannot look into, and the line that would change that."""
+    """All that a scan of this node looks into. `problems`: sentences about what it does not look into, and the line that would change that.
+
+    `unknown`: services of which it cannot be told which caches they use; any could be theirs. `users`: service -> uid that it runs as, None where
+    that is not known.
+    """
 
     places: list[Place]
     never: Never
     problems: list[str] = field(default_factory=list)
+    unknown: dict[str, str] = field(default_factory=dict)
+    users: dict[str, int | None] = field(default_factory=dict)
 
     def of(self, kind: Kind) -> list[Place]:
         """The places that a kind is looked for in."""
-        return [place for place in self.places if place.name in kind.places or (kind.own and place.path in kind.places)]
+        return [place for place in self.places if place.name in kind.places]
+
+    def services_of(self, kind: Kind, path: str) -> list[str]:
+        """Services that could use what lies at `path` (in a place of that kind), by name; among them all of which that cannot be told."""
+        found = {service for place in self.of(kind) if is_inside(path, place.path) for service in place.services}
+        return sorted(found | set(self.unknown))
 
 
-def of_node(config: NodeConfig, paths: NodePaths, records: Sequence[ServiceRecord], *, kinds: Sequence[Kind],
-            roots: Sequence[str] | None = None) -> Places:
-    """The places of `kinds` on this node. `roots`: only what lies in one of these (checked, BadInput for one that cannot be)."""
-    found = [Place(name="scratch", path=root, service=record.name, why="Where the service's debug code writes", services=(record.name,))
-             for record in records for root in record.artifact_roots]
-    return Places(found, Never())
+def is_inside(path: str, folder: str) -> bool:
+    """Whether `path` is `folder` or lies below it, by the letter."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def check_root(path: str, *, config: NodeConfig) -> None:
-    """Raises BadInput or Refused for a folder that is no place for a purge."""
-    if not os.path.isabs(path):
-        raise BadInput(f"`{path}` is no absolute path")
+def of_node(config: NodeConfig | None, paths: NodePaths | None, records: Sequence[ServiceRecord], *, kinds: Sequence[Kind],
+            roots: Sequence[str] | None = None, look: Callable[[ServiceRecord], Surroundings] = surroundings.of) -> Places:
+    """The places of `kinds` on this node. `roots`: only what lies in one of these.
+
+    Without a node (`config` None) the roots are all that is looked into: as the place that they lie in, else as scratch folders. Raises BadInput or
+    Refused for a root that cannot be one (`check_root`).
+    """
+    if config is None and not roots:
+        raise BadInput("No folder was named to look into", hint="Name one with --root")
+    for root in roots or ():
+        check_root(root, config=config, paths=paths)
+    made = _Collector(config, paths, kinds)
+    own = [record for record in records if record.practice == (config is not None and config.practice)]
+    if config is not None and config.practice:
+        made.practice(config, own)
+    else:
+        made.machine(own, look)
+    for record in own:
+        made.service(record)
+    for kind in kinds:
+        if kind.own:
+            made.own_kind(kind)
+    places = Places(made.places(), made.never, made.problems, made.unknown, made.users)
+    if roots is not None:
+        places.places = _within(places.places, [os.path.normpath(root) for root in roots])
+        places.problems = [text for text in places.problems if NOT_LOOKED not in text]  # of other folders than those that were asked for
+    return places
+
+
+def _within(places: list[Place], roots: list[str]) -> list[Place]:
+    chosen: dict[tuple[str, str], Place] = {}
+    for root in roots:
+        inside = [place if is_inside(place.path, root) else replace(place, path=root) for place in places
+                  if is_inside(place.path, root) or (is_inside(root, place.path) and place.name not in ("releases", "uv-cache"))]
+        for place in inside or [Place("scratch", root, why="named for this scan")]:
+            chosen.setdefault((place.name, place.path), place)
+    return list(chosen.values())
+
+
+class _Collector:
+    """Gathers the places, each once, with all the services that use it."""
+
+    def __init__(self, config: NodeConfig | None, paths: NodePaths | None, kinds: Sequence[Kind]) -> None:
+        self.config, self.paths = config, paths
+        self.wanted = {name for kind in kinds for name in kind.places}
+        self.never = Never()
+        self.problems: list[str] = []
+        self.unknown: dict[str, str] = {}
+        self.users: dict[str, int | None] = {}
+        self._found: dict[tuple[str, str], tuple[str, list[str]]] = {}
+        self._practice_root = os.path.realpath(config.practice_root) if config is not None and config.practice and config.practice_root else ""
+        self._allowed = None if config is None else [*(os.path.realpath(root) for root in config.artifact_roots),
+                                                     *([self._practice_root] if self._practice_root else [])]
+        self._told: set[str] = set()
+        _zones(self.never, config, paths)
+
+    def places(self) -> list[Place]:
+        everybodys = tuple(self.unknown)
+        made = []
+        for (name, path), (why, services) in self._found.items():
+            users = tuple(dict.fromkeys([*services, *(everybodys if name in _CACHES else ())]))
+            made.append(Place(name=name, path=path, service=users[0] if len(users) == 1 else "", why=why, services=users))
+        return made
+
+    def add(self, name: str, path: str, why: str, services: Iterable[str] = (), *, own: bool = False) -> None:
+        """A place, if a kind wants it, it is there, and it may be looked into. `own`: a service's own folder, which needs no line in node.toml."""
+        if name not in self.wanted or not path.startswith("/"):
+            return
+        real = os.path.realpath(path)
+        if not os.path.isdir(real) or real == "/":
+            return
+        if (known := self._found.get((name, real))) is not None:
+            known[1].extend(service for service in services if service not in known[1])
+            return
+        if not own and not self._may(real, why):
+            return
+        if not own and (zone := self.never.covers(real, below=self._practice_root)) is not None:
+            self._tell(f"`{shown(real)}` ({why}) {NOT_LOOKED}: it is, or lies in, {zone}")
+            return
+        self._found[name, real] = (why, list(services))
+
+    def _may(self, real: str, why: str) -> bool:
+        if self._allowed is None or any(is_inside(real, root) for root in self._allowed):
+            return True
+        if not _is_home(real):
+            self._tell(f"`{shown(real)}` ({why}) {NOT_LOOKED}: `artifact_roots` in node.toml does not name it")
+        return False
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self.problems.append(text)
+
+    # ---- where ----
+
+    def practice(self, config: NodeConfig, records: Sequence[ServiceRecord]) -> None:
+        """All below the practice root, whatever the machine has."""
+        root, names = self._practice_root, [record.name for record in records]
+        if not root:
+            raise BadInput("node.toml has `practice = true` but no `practice_root`", hint="Name the practice box's folder there")
+        for name, folder, why in (
+                ("tmp", "tmp", "temporary files"), ("shm", "shm", "shared memory"), ("cores", "cores", "core dumps"),
+                ("gpu-cores", "cores", "GPU core dumps"), ("vllm-cache", "cache", "vLLM's cache"), ("vllm-cache", "cache/vllm", "vLLM's cache"),
+                ("flashinfer-cache", "cache/flashinfer", "FlashInfer's cache"), ("triton-cache", "cache/triton", "Triton's cache"),
+                ("nv-cache", "cache/nv", "the CUDA driver's cache"), ("torch-cache", "cache/torch", "PyTorch's cache")):
+            self.add(name, os.path.join(root, folder), why, names)
+        for record in records:
+            self.users[record.name] = os.geteuid()
+        for folder in ("models", "wheelhouse", "gpus", "environment", "uv-cache"):
+            self.never.add(os.path.join(root, folder), _ZONE_WORDS.get(folder, "a folder of the practice box"))
+
+    def machine(self, records: Sequence[ServiceRecord], look: Callable[[ServiceRecord], Surroundings]) -> None:
+        """This machine's own places, and what each service's start would use."""
+        names = [record.name for record in records]
+        for path, why in (("/tmp", "temporary files"), ("/var/tmp", "temporary files that outlive a restart")):  # noqa: S108
+            self.add("tmp", path, why, names)
+        self.add("shm", SHARED_MEMORY, "shared memory", names)
+        pattern = kernel_says("core_pattern")
+        if pattern.startswith("/"):
+            self.add("cores", os.path.dirname(pattern.partition("%")[0] + "x"), "core dumps, as the kernel's core_pattern says", names)
+        elif "systemd-coredump" in pattern:
+            self.add("cores", COREDUMP_FOLDER, "core dumps, kept by systemd-coredump", names)
+        for record in records:
+            self._started(record, look(record))
+        if not records:
+            self._caches("", _ours())
+
+    def _started(self, record: ServiceRecord, found: Surroundings) -> None:
+        self.users[record.name] = found.uid
+        if found.problem is not None:
+            self.unknown[record.name] = found.problem.what
+            self._tell(f"What `{record.name}` is started with cannot be told, so any cache may be its own: {found.problem.what}")
+        for path, why in found.unreadable:
+            self.unknown[record.name] = f"its environment file `{path}` cannot be read"
+            self._tell(f"The environment file `{shown(path)}` of `{record.name}` cannot be read ({why}), so any cache may be its own")
+        self._caches(record.name, found)
+
+    def _caches(self, service: str, found: Surroundings) -> None:
+        given, home = found.variables, found.home
+        services = [service] if service else []
+        whose = f" of `{service}`" if service else ""
+        below = given.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else "")
+
+        def add(name: str, path: str, why: str) -> None:
+            self.add(name, f"{home}{path[1:]}" if path.startswith("~/") and home else path, f"{why}{whose}", services)
+
+        def in_home(path: str) -> str:
+            return f"{home}/{path}" if home else ""
+
+        add("vllm-cache", given.get("VLLM_CACHE_ROOT") or (below and f"{below}/vllm"), "vLLM's cache")
+        add("torch-cache", below and f"{below}/torch", "PyTorch's cache")
+        base = given.get("FLASHINFER_WORKSPACE_BASE")
+        add("flashinfer-cache", f"{base}/.cache/flashinfer" if base else in_home(".cache/flashinfer"), "FlashInfer's cache")
+        triton = given.get("TRITON_HOME")
+        add("triton-cache", given.get("TRITON_CACHE_DIR") or (f"{triton}/.triton/cache" if triton else in_home(".triton/cache")), "Triton's cache")
+        cuda = given.get("CUDA_CACHE_PATH", "").rstrip("/")
+        if not cuda or os.path.basename(cuda) == "ComputeCache":  # one of another name cannot be told from anything else
+            add("nv-cache", os.path.dirname(cuda) if cuda else in_home(".nv"), "the CUDA driver's cache")
+        for variable, name, why in (
+                ("TMPDIR", "tmp", "temporary files"), ("VLLM_RPC_BASE_PATH", "rpc", "sockets"), ("VLLM_DEBUG_DUMP_PATH", "vllm-dump", "graph dumps"),
+                ("FLASHINFER_DUMP_DIR", "flashinfer-dump", "FlashInfer dumps"),
+                ("VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR", "autotune-cache", "the autotune cache"),
+                ("FLASHINFER_AUTOTUNE_CACHE_DIR", "autotune-cache", "the autotune cache")):
+            add(name, given.get(variable, ""), f"{why}, as {variable} says")
+        for variable, name, why in (("CUDA_COREDUMP_FILE", "gpu-cores", "GPU core dumps"), ("TORCH_FR_DUMP_TEMP_FILE", "torch-cache", "NCCL traces"),
+                                    ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "torch-cache", "NCCL traces")):
+            if given.get(variable, "").startswith("/"):
+                add(name, os.path.dirname(given[variable].partition("%")[0] + "x"), f"{why}, as {variable} says")
+        _hub_zones(self.never, given, home, below)
+
+    def service(self, record: ServiceRecord) -> None:
+        """What the record itself names, and the service's own folder."""
+        from ops.environments.plan import default_uv
+
+        root = os.path.realpath(record.root)
+        self.never.only[root] = frozenset({FLASHINFER_DUMPS})
+        for path in (record.model_path, record.environment):
+            if path:
+                self.never.add(path, f"the {'model' if path == record.model_path else 'environment'} of `{record.name}`")
+        self.never.add(record.releases, f"the releases of `{record.name}`")
+        self.never.add(record.current, f"the environment that `{record.name}` runs from")
+        for path in record.artifact_roots:
+            self.add("scratch", path, f"where debug code of `{record.name}` writes", [record.name])
+        self.add("service-folder", root, f"the folder of `{record.name}`", [record.name], own=True)
+        if record.manager == "systemd" and (folder := _working_folder(record)):
+            self.add("service-folder", folder, f"the working directory of `{record.name}`", [record.name])
+        self.add("releases", str(record.releases), f"the releases of `{record.name}`", [record.name], own=True)
+        self.add("uv-cache", str(default_uv(record).cache), "the cache of the uv that builds releases", [record.name], own=True)
+
+    def own_kind(self, kind: Kind) -> None:
+        for path in kind.places:
+            try:
+                check_root(path, config=self.config, paths=self.paths)
+            except OpsError as error:
+                self._tell(f"`{shown(path)}` (for “{kind.title}”) {NOT_LOOKED}: {error.what}")
+                continue
+            self.add(path, path, f"named by the kind “{kind.title}”")
+
+
+_ZONE_WORDS = {"models": "the model folders", "wheelhouse": "the wheelhouse", "environment": "an environment"}
+
+
+def _zones(never: Never, config: NodeConfig | None, paths: NodePaths | None) -> None:
+    """What is never entered, whatever services there are."""
+    for root in config.model_roots if config is not None else ():
+        never.add(root, "a model folder")
+    for root in config.wheelhouse_roots if config is not None else ():
+        never.add(root, "a wheelhouse")
+    for root in config.environment_roots if config is not None and not config.practice else ():
+        never.add(root, "a folder of environments")
+    if paths is not None:
+        never.add(paths.root, "the state folder of this node")
+    never.add(state_folder(), "the state folder of Roundhouse")
+    never.add(REPOSITORY, "Roundhouse itself")
+    for folder in _SYSTEM:
+        if folder != "/dev":
+            never.add(folder, "a folder of the operating system")
+    for folder in ("/var/lib/systemd/linger", "/var/log", "/var/lib/docker", "/var/lib/containerd"):
+        never.add(folder, "a folder of the operating system")
+    ours = _ours()
+    _hub_zones(never, ours.variables, ours.home, ours.variables.get("XDG_CACHE_HOME") or f"{ours.home}/.cache")
+    if ours.home:
+        never.add(f"{ours.home}/.config", "a folder of settings")
+
+
+def _hub_zones(never: Never, given: dict[str, str], home: str, below: str) -> None:
+    """Caches of models, by the variables that the hubs' libraries read."""
+    if below:
+        for name in ("huggingface", "modelscope", "torch/hub"):
+            never.add(f"{below}/{name}", "a cache of models")
+    for variable in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "MODELSCOPE_CACHE", "TORCH_HOME"):
+        if (value := given.get(variable, "")).startswith("/"):
+            never.add(value, f"a cache of models ({variable})")
+    if home:
+        never.add(f"{home}/.config/systemd", "units")
+
+
+def _ours() -> Surroundings:
+    """What a start by hand would find, as this process's own user."""
+    try:
+        user = pwd.getpwuid(os.geteuid())
+        home, name = user.pw_dir, user.pw_name
+    except KeyError:
+        home, name = os.environ.get("HOME", ""), ""
+    variables = {"HOME": home}
+    for variable in ("XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TRITON_HOME", "FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH", "TMPDIR",
+                     "HF_HOME", "HF_HUB_CACHE"):
+        if value := os.environ.get(variable):
+            variables[variable] = value
+    return Surroundings(variables=variables, user=name, uid=os.geteuid())
+
+
+def _working_folder(record: ServiceRecord) -> str:
+    """WorkingDirectory= of a unit; "" where it is the root folder, or cannot be told."""
+    from ops.services import unit_files
+
+    try:
+        value = unit_files.read(unit_files.unit_name(record.unit), user=record.unit_scope == "user").value("WorkingDirectory")
+    except OpsError:
+        return ""
+    value = value.removeprefix("-")
+    return value if value.startswith("/") and os.path.normpath(value) != "/" else ""
+
+
+# Roots that somebody names
+
+
+def check_root(path: str, *, config: NodeConfig | None, paths: NodePaths | None = None) -> None:
+    """Raises BadInput for a folder that can be no root of a scan or purge, and Refused for one that this node's owner does not allow."""
+    told = shown(path)[:300]
+    if not path.startswith("/") or "\0" in path:
+        raise BadInput(f"`{told}` is no absolute path", hint="Begin it with a slash")
+    root = os.path.normpath(path)
+    root = root[1:] if root.startswith("//") else root
+    if ".." in path.split("/"):
+        raise BadInput(f"`{told}` has `..` in it", hint="Write the path without it")
+    if root == "/":
+        raise BadInput("The root of the file system can be no root of a scan", why="Everything lies in it", hint="Name the folder that is full")
+    state = _state_of(root, told)
+    if root in _TOP or any(is_inside(root, folder) for folder in _SYSTEM if folder != "/dev") or (
+            is_inside(root, "/dev") and not is_inside(root, SHARED_MEMORY)):
+        raise BadInput(f"`{told}` is a folder of the operating system", hint="Name a folder for temporary files, a cache, or one of your own in it")
+    if _is_home(root):
+        raise BadInput(f"`{told}` is somebody's home", why="What lies there is not for others to judge", hint="Name a folder in it, such as a cache")
+    if root not in MADE_FOR_TEMPORARY_FILES and is_mount_point(root, state):
+        raise BadInput(f"`{told}` is a mount point", why="A whole file system is no folder of leftovers", hint="Name a folder in it")
+    if (beside := next((name for name in ("pyvenv.cfg", "config.json") if os.path.lexists(os.path.join(root, name))), None)) is not None:
+        what = "an environment" if beside == "pyvenv.cfg" else "a model folder"
+        raise BadInput(f"`{told}` is {what}: it holds {beside}", hint="Name the folder that leftovers are written into")
+    practice_root = config.practice_root if config is not None and config.practice else ""
+    never = Never()
+    _zones(never, config, paths)
+    if (zone := never.covers(root, below=os.path.realpath(practice_root) if practice_root else "")) is not None:
+        raise Refused(f"`{told}` is, or lies in, {zone}", why="Nothing is ever deleted there", hint="Name another folder")
+    if config is not None and not any(is_inside(root, os.path.realpath(allowed)) for allowed in (
+            *config.artifact_roots, *([practice_root] if practice_root else ()))):
+        raise Refused(f"This node does not allow to clean up in `{told}`", why=f"Allowed: {', '.join(config.artifact_roots) or 'no folder'}",
+                      hint=f"The node's owner can add \"{told}\" to `artifact_roots` in node.toml")
+
+
+def _state_of(root: str, told: str) -> os.stat_result:
+    """Of a folder that is there, with no link on the way."""
+    at = ""
+    for part in root.split("/")[1:]:
+        at = f"{at}/{part}"
+        try:
+            state = os.lstat(at)
+        except FileNotFoundError:
+            raise BadInput(f"There is no folder `{told}`", hint="It may have been removed: look again") from None
+        except OSError as error:
+            raise BadInput(f"`{told}` cannot be looked at", why=error.strerror or str(error)) from error
+        if stat_words.S_ISLNK(state.st_mode):
+            where = "is a link" if at == root else f"is reached through a link (`{shown(at)[:200]}`)"
+            raise BadInput(f"`{told}` {where}", why="A link can lead elsewhere a moment later",
+                           hint=f"Name the folder itself: {shown(os.path.realpath(root))}")
+    if not stat_words.S_ISDIR(state.st_mode):
+        raise BadInput(f"`{told}` is no folder")
+    return state
+
+
+def is_mount_point(root: str, state: os.stat_result) -> bool:
+    """Whether a file system is mounted there, also a part of the same one (bind)."""
+    try:
+        if os.stat(os.path.dirname(root)).st_dev != state.st_dev:
+            return True
+        with open("/proc/self/mountinfo", "rb") as file:  # noqa: PTH123
+            points = {_plain(line.split(b" ", 5)[4]) for line in file}
+    except OSError:
+        return os.path.ismount(root)
+    return os.fsencode(root) in points
+
+
+def _plain(escaped: bytes) -> bytes:
+    return re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), escaped)
+
+
+def _is_home(path: str) -> bool:
+    if os.path.dirname(path) == "/home" or path == os.path.realpath(os.path.expanduser("~")):
+        return True
+    try:
+        return path == os.path.realpath(pwd.getpwuid(os.stat(path).st_uid).pw_dir)
+    except (KeyError, OSError):
+        return False
