@@ -10,7 +10,7 @@ import redis
 from django.db import transaction
 from django.utils import timezone
 
-from dashboard import dispatch, from_a_node, inventories, practice_reference
+from dashboard import cleanup_rows, dispatch, from_a_node, inventories, practice_reference
 from dashboard.models import Channel, Node, Service
 from ops import records
 from ops.jobs import streams
@@ -96,6 +96,8 @@ def keep_telemetry(client: redis.Redis) -> None:
         except (ValueError, KeyError) as error:
             logger.error("the telemetry of node %s cannot be read: %r", node.name, error)
             continue
+        if isinstance(said, dict) and "disks" in said:
+            said["disks"] = cleanup_rows.gauges(said["disks"])
         if isinstance(said, dict) and said != node.telemetry:
             Node.objects.filter(pk=node.pk).update(telemetry=said, seen_at=now)
             services = said.get("services")

@@ -121,11 +121,11 @@ def summary_of(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def gauges(raw: Any) -> list[dict[str, Any]]:
-    """[{path, what, total_bytes, used_bytes, free_bytes, inodes, inodes_free}]: those that say how large they are; what else is not known is None."""
+    """[{path, what, total_bytes, used_bytes, free_bytes, inodes, inodes_free}], one a file system; what is not known is None."""
     told = ("total_bytes", "used_bytes", "free_bytes", "inodes", "inodes_free")
     rows = [{"path": text(one.get("path"), PATH_MAX), "what": text(one.get("what"), 200), **{name: whole(one.get(name)) for name in told}}
             for one in items(raw, GAUGES_MOST)]
-    return [row for row in rows if row["total_bytes"]]
+    return list({row["path"]: row for row in rows if row["path"]}.values())
 
 
 def _kind(name: str, raw: dict[str, Any]) -> dict[str, Any]:

@@ -93,6 +93,8 @@ def result_line(job: Job) -> str:
         return smoke_words(result.get("smoke") or [])
     if job.type == "integrity" and (report := result.get("integrity")):
         return integrity_words(report)
+    if job.type == "artifact-scan" and (scan := result.get("scan")):
+        return scan_words(scan)
     if job.type == "purge" and (purged := purge_story.line(job)):
         return purged
     if job.downtime_s is not None:
@@ -168,6 +170,14 @@ def settings_words(settings: dict[str, Any]) -> str:
     env = settings.get("env") or 0
     changed = [*(["flags"] if settings.get("flags") else []), *([f"{env} {'variable' if env == 1 else 'variables'}"] if env else [])]
     return f"{' and '.join(changed)} changed, for the next start" if changed else "nothing was changed"
+
+
+def scan_words(scan: dict[str, Any]) -> str:
+    """What a scan for leftovers came to, from the totals that `Job.result` keeps."""
+    count, offered = scan.get("count") or 0, scan.get("offered_bytes")
+    if not count:
+        return "no leftovers"
+    return f"{count:,} {'leftover' if count == 1 else 'leftovers'}, {size(offered) if offered else 'nothing'} to give back"
 
 
 def importance(package: dict[str, Any]) -> tuple[int, str]:
@@ -444,6 +454,13 @@ def _facts_after(job: Job, run: BenchmarkRun | None) -> list[dict[str, Any]]:
             cells.append(_cell("Best throughput", rate(best.output_tok_s), unit="tok/s", small=f"at {charts.level_name(best.load, best.value)}"))
     if report := result.get("integrity"):
         cells.append(_cell("Files", f"{report.get('files') or 0:,} checked", small=integrity_words(report)))
+    if (scan := result.get("scan")) and job.type == "artifact-scan":
+        offered, looked = scan.get("offered_bytes"), scan.get("files")
+        found, most = scan.get("count") or 0, scan.get("choosable_bytes") or 0
+        cells.append(_cell("Can be given back", *(size(offered) or "unknown").split("\u202f"),
+                           small=f"up to {size(most)} with what may be worth keeping" if most > (offered or 0) else "if you choose all of it"))
+        cells.append(_cell("Leftovers", f"{found:,}", small=f"{scan.get('kept') or 0:,} of them stay"))
+        cells.append(_cell("Looked at", f"{looked:,} files" if looked is not None else "not told", small=size(scan.get("size_bytes"))))
     if purged := purge_story.summary(job):
         cells.append(_cell("Freed", *(size(purged["freed_bytes"]) or "unknown").split("\u202f"), small=purged["words"] or "nothing was deleted"))
     return cells[:5]

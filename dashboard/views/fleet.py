@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 from redis.exceptions import RedisError
 
-from dashboard import charts, from_a_node, job_story, redis_clients, run_edits, service_story
+from dashboard import charts, cleanup_rows, cleanup_story, from_a_node, job_story, redis_clients, run_edits, service_story
 from dashboard.forms import channels_for
 from dashboard.models import BenchmarkRun, Job, Node, Service
 from dashboard.templatetags.roundhouse import as_datetime
@@ -22,7 +22,8 @@ from ops.jobs.events import JobState
 HISTORY_S, HISTORY_STEP_S = 300, 5
 ROW_JOBS = 8
 STARTING_JOBS = ("redeploy", "restart", "start", "switch", "practice-reset", "rollback")  # while one runs, a service that is down is being seen to
-FRAGMENTS = ("needs", "facts", "recent", "services")
+FRAGMENTS = ("needs", "facts", "recent", "services", "disks", "node-disks")
+OF_A_NODE = {"services": "fleet/_services.html", "disks": "fleet/_disks.html", "node-disks": "nodes/_disks.html"}
 
 
 @require_safe
@@ -33,12 +34,12 @@ def fleet(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def fragment(request: HttpRequest, name: str) -> HttpResponse:
-    """A part of the page, as the page itself has it. `services` needs `?node=`."""
+    """A part of the page, as the page itself has it. Those of a node need `?node=`."""
     if name not in FRAGMENTS:
         raise Http404("There is no such part of the fleet page")
-    if name == "services":
+    if name in OF_A_NODE:
         node = get_object_or_404(Node, name=request.GET.get("node", ""))
-        return render(request, "fleet/_services.html", {"card": node_card(node, history=False)})
+        return render(request, OF_A_NODE[name], {"card": node_card(node, history=False)})
     return render(request, f"fleet/_{name}.html", _context(history=False))
 
 
@@ -119,7 +120,10 @@ def node_card(node: Node, *, history: bool = True) -> dict[str, Any]:
         row["spark"] = spark_points(known.get(row["index"], []))
         row["history"] = known.get(row["index"], [])
     totals = {row["total"] for row in rows if row["total"]}
+    scan = cleanup_rows.newest_scans([node]).get(node.pk)
     return {
+        "disks": cleanup_story.with_freed(cleanup_story.disks(node, scan), {}),
+        "back": {"scan": scan, **cleanup_rows.left(scan)} if scan is not None else None,
         "node": node, "gpus": rows, "services": services, "silent": silent, "state": "silent" if silent else "online",
         "model": short_gpu_name(names.pop()) if len(names) == 1 else "", "problem": snapshot.get("problem") or facts.get("problem"),
         "odd": odd, "readings": gpus,

@@ -33,6 +33,10 @@ stream?.on("telemetry", (told) => {
   if (known.states && known.states !== states) setTimeout(again, 600); // the recorder writes the same a moment later
   else if (servicesDiffer(card, told.services)) again();
   known.states = states;
+  // How full the disks are, by half percents: after a purge, or while something fills them.
+  const disks = JSON.stringify((Array.isArray(told.disks) ? told.disks : []).map((disk) => [disk?.path, Math.round(200 * disk?.used_bytes / disk?.total_bytes)]));
+  if (known.disks && known.disks !== disks) setTimeout(again, 4000); // the recorder writes them every 3 s
+  known.disks = disks;
 });
 function sparks(card, known, gpus, at) {
   const fresh = at - known.at >= STEP;
