@@ -81,15 +81,18 @@ def _number(name: str, default: float) -> float:
 
 
 def set_up_real(paths: NodePaths, terminal: Terminal) -> NodeConfig:
-    """`node.toml` for this host, made at the first start: its services may live in the state folder, everything else its owner adds."""
+    """`node.toml` for this host, made at the first start: its services may live in the state folder, leftovers be deleted where they are made (the
+    folders for temporary files, this user's compile caches); everything else its owner adds."""
+    from ops.artifacts import places
+
     paths.make()
     if not paths.node_toml.exists():
         name = re.sub(r"[^a-z0-9._-]+", "-", socket.gethostname().partition(".")[0].lower()).strip("-._") or "node"
         made = paths.root / ".node.toml.new"
         made.write_text(
             "# What may be asked of this node. docs/guides/nodes.md describes every key.\n"
-            + tomli_w.dumps({"name": name, "gpu_source": "nvml", "service_roots": [str(paths.services)], "model_roots": [],
-                             "wheelhouse_roots": [], "artifact_roots": [], "environment_roots": [], "index_urls": [], "units": []}))
+            + tomli_w.dumps({"name": name, "gpu_source": "nvml", "service_roots": [str(paths.services)], "model_roots": [], "wheelhouse_roots": [],
+                             "artifact_roots": places.default_roots(), "environment_roots": [], "index_urls": [], "units": []}))
         made.replace(paths.node_toml)
     config = NodeConfig.load(paths.node_toml)
     terminal.fact("node", f"{config.name}  ({paths.node_toml})")

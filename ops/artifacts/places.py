@@ -177,6 +177,14 @@ def of_node(config: NodeConfig | None, paths: NodePaths | None, records: Sequenc
     return places
 
 
+def default_roots() -> list[str]:
+    """`artifact_roots` of a new node: the folders for temporary files, and the caches that this user's servers compile into. Models lie in others."""
+    ours = _ours()
+    below = ours.variables.get("XDG_CACHE_HOME") or f"{ours.home}/.cache"
+    return [*MADE_FOR_TEMPORARY_FILES, *([f"{below}/vllm", f"{ours.home}/.cache/flashinfer", f"{ours.home}/.triton", f"{ours.home}/.nv"]
+                                         if ours.home.startswith("/") else [])]
+
+
 def _within(places: list[Place], roots: list[str]) -> list[Place]:
     chosen: dict[tuple[str, str], Place] = {}
     for root in roots:

@@ -23,7 +23,7 @@ def prune(context: Context | None, record: ServiceRecord, *, keep: Sequence[str 
     releases.finish_removals(record)
     listed = releases.listing(record)
     known = state.read(record)  # what was in use before also stays: by their names alone a clock that was set back makes the older one the newer
-    staying = {name for name in (*keep, known.get("last_good"), known.get("previous"), _way_back(listed)) if name}
+    staying = {name for name in (*keep, known.get("last_good"), known.get("previous"), way_back(listed)) if name}
     counted = [release for release in listed if release.kind in ("built", "backup") or release.is_current]
     sizes = {release.name: _size(release) for release in counted} if record.keep_bytes is not None else {}
     removed: list[str] = []
@@ -43,7 +43,7 @@ def prune(context: Context | None, record: ServiceRecord, *, keep: Sequence[str 
     return removed
 
 
-def _way_back(listed: Sequence[Release]) -> str | None:
+def way_back(listed: Sequence[Release]) -> str | None:
     """The newest verified release that is older than the one in use."""
     live = next((index for index, release in enumerate(listed) if release.is_current), None)
     if live is None:

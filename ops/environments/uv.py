@@ -202,6 +202,10 @@ class Uv:
         if wanted:  # without a name uv would clean everything
             self._run(["cache", "clean", "--", *wanted], CLEAN_S)
 
+    def prune(self) -> None:
+        """Takes out of the cache what uv itself says nothing needs any more; waits for other uv processes that use it."""
+        self._run(["cache", "prune"], CLEAN_S)
+
     def at_hand(self, name: str, file: str) -> Path | None:
         """Where the cache has that wheel unpacked; None: it would have to be fetched. uv's own layout, looked at without knowing more of it than
         that a wheel lies below its package's name, under its version and tags, or under a digest of the tags where they are long."""

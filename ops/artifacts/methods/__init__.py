@@ -26,7 +26,8 @@ def find(kind: Kind, place: Place, *, conditions: Conditions, check: Callable[[]
 
 def purge(artifact: Artifact, kind: Kind, *, conditions: Conditions, log: Log | None = None, check: Callable[[], None] | None = None) -> Entry:
     """Deletes one of them, if it is still what was listed and safe, and tells what became of it; what is in the way is the entry's `why`."""
-    return _method(kind).purge(artifact, kind, conditions=conditions, log=log or (lambda text: None), check=check or (lambda: None))  # type: ignore[no-any-return]
+    done: Entry = _method(kind).purge(artifact, kind, conditions=conditions, log=log or (lambda text: None), check=check or (lambda: None))
+    return done
 
 
 def _method(kind: Kind) -> Any:
