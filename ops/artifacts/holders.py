@@ -73,14 +73,14 @@ class Holders:
 
     def seen(self, device: int, inode: int, path: str) -> list[int]:
         """The same as of the last look, however old."""
-        found, mapped = self._files.get((device, inode)), self._paths.get(path)
+        found, mapped = self._files.get((device, inode)), self._paths.get(_as_mapped(path))
         if found is None and mapped is None:
             return []
         return sorted((found or set()) | (mapped or set()))
 
     def below(self, folder: str) -> list[int]:
         """Who has something mapped whose path lies in `folder`, as of the last look."""
-        first, found = folder.rstrip("/") + "/", set()
+        first, found = _as_mapped(folder.rstrip("/")) + "/", set()
         for path in self._sorted[bisect_left(self._sorted, first):]:
             if not path.startswith(first):
                 break
@@ -178,10 +178,12 @@ def _mapped(folder: str) -> Iterator[tuple[tuple[int, int], str]]:
     with open(f"{folder}/maps", "rb") as file:
         lines = file.read()
     for major, minor, inode, path in {match.groups() for match in _MAPPED.finditer(lines)}:
-        key = os.makedev(int(major, 16), int(minor, 16)), int(inode)
-        yield key, os.fsdecode(path)
-        if b"\\012" in path:  # a newline, or just these four characters: the table does not tell one from the other
-            yield key, os.fsdecode(path.replace(b"\\012", b"\n"))
+        yield (os.makedev(int(major, 16), int(minor, 16)), int(inode)), os.fsdecode(path)
+
+
+def _as_mapped(path: str) -> str:
+    """A path as /proc/PID/maps writes it. (A name that holds these four characters itself looks the same there, and is taken to be the other.)"""
+    return path.replace("\n", "\\012") if "\n" in path else path
 
 
 def _matters(folder: str) -> bool:

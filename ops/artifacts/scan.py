@@ -128,8 +128,8 @@ def scan(places: Places, kinds: Sequence[Kind], *, conditions: Conditions | None
     """Looks for `kinds` in `places`, writes each artifact to `preview` (the caller finishes it, with this result as its summary), and sums up.
 
     `progress` gets the number of files looked at so far and the folder that is being looked at. `check` may raise to end the scan. `owner_uid`: whose
-    files may be deleted, ours if None. `found`: artifacts of kinds with a method of their own (ops/artifacts/methods), which are numbered here. `gauges`:
-    how full the disks are, those of the places if None. What cannot be read is told in `problems`, and the scan goes on.
+    files may be deleted, ours if None. `found`: artifacts of kinds with a method of their own (ops/artifacts/methods); they are numbered here.
+    `gauges`: how full the disks are, those of the places if None. What cannot be read is told in `problems`, and the scan goes on.
     """
     started, clock = time.time(), time.monotonic()
     held = conditions.holders if conditions is not None else None

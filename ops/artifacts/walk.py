@@ -128,31 +128,33 @@ class _Walk:
         """The name of the next folder in this one; tells the files that come before it. None at the end."""
         if frame._entries is None:
             return None
-        file, device, left = self._visitor.file, frame.state.st_dev, self._left
-        try:
-            for entry in frame._entries:
-                left -= 1
-                if left <= 0:
-                    left = CHECKED_EACH
-                    if self._check is not None:
-                        self._check()
-                try:
-                    if entry.is_dir(follow_symlinks=False):
-                        return entry.name
-                    state = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:  # gone in the meantime
-                    continue
-                except OSError as error:
-                    self._visitor.unreadable(below_path(frame.path, entry.name), error, frame)
-                    continue
-                if state.st_dev == device:
-                    file(frame, entry.name, state)
-                else:  # a file can be a mount as well
-                    self._visitor.mount(frame, entry.name)
-        except OSError as error:  # the folder cannot be read on
-            self._visitor.unreadable(frame.path, error, frame)
-        finally:
-            self._left = left
+        entries, file, device = frame._entries, self._visitor.file, frame.state.st_dev
+        while True:
+            try:
+                entry = next(entries, None)
+            except OSError as error:  # the folder cannot be read on
+                self._visitor.unreadable(frame.path, error, frame)
+                entry = None
+            if entry is None:
+                break
+            self._left -= 1
+            if self._left <= 0:
+                self._left = CHECKED_EACH
+                if self._check is not None:
+                    self._check()
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    return entry.name
+                state = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # gone in the meantime
+                continue
+            except OSError as error:
+                self._visitor.unreadable(below_path(frame.path, entry.name), error, frame)
+                continue
+            if state.st_dev == device:
+                file(frame, entry.name, state)
+            else:  # a file can be a mount as well
+                self._visitor.mount(frame, entry.name)
         frame._entries.close()  # type: ignore[attr-defined]  # scandir's own iterator
         frame._entries = None
         return None
