@@ -7,6 +7,7 @@ all else (filters, orders, sums) is asked of the database.
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -140,7 +141,8 @@ def _ordered(found: QuerySet[ScannedArtifact], sort: str) -> QuerySet[ScannedArt
 
 
 def groups(scan: ArtifactScan, shown: Shown, *, now: datetime | None = None, disks: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
-    """The kinds of a scan with the rows that are shown of each; those that are offered first, those of which all is kept last."""
+    """The kinds of a scan with the rows that are shown of each: those that are offered first (before all, what goes with a redeploy), those of which
+    all is kept last."""
     now = now or timezone.now()
     kinds = kinds_of(scan)
     listed: dict[str, Any] = {row["kind"]: row for row in scan.artifacts.order_by().values("kind").annotate(
@@ -169,7 +171,8 @@ def groups(scan: ArtifactScan, shown: Shown, *, now: datetime | None = None, dis
             "unlisted_bytes": max(0, kind["size_bytes"] - (here.get("size") or 0)) if unlisted else 0,
             "hits": hits.get(name, {}).get("count", in_rows), "hit_bytes": hits.get(name, {}).get("size"), "on": places.get(name, []),
         })
-    told.sort(key=lambda one: (0 if one["offered"]["count"] else 1 if one["optional"]["count"] else 2, -one["size_bytes"], one["kind"]))
+    told.sort(key=lambda one: (0 if one["offered"]["count"] else 1 if one["optional"]["count"] else 2, not one["with_redeploy"], -one["size_bytes"],
+                               one["kind"]))
     opened = shown.open
     if opened is None:
         opened = {one["kind"]: FIRST for one in (told if shown.filtered else [one for one in told if one["offered"]["count"]][:OPENED])}
@@ -245,6 +248,7 @@ def _kind(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "kind": str(raw["kind"])[:40], "title": title, "one": _text(raw.get("one"), 80) or title, "unit": raw.get("unit"),
         "leftover": _text(raw.get("leftover"), 300), "keeping": _text(raw.get("keeping"), 300), "own": raw.get("own") is True,
+        "with_redeploy": raw.get("with_redeploy") is True,
         "offered_by_default": raw.get("offered_by_default") is not False, **states, "choosable": choosable, "why_kept": why_kept[:5],
         **{part: sum(states[state][part] for state in (OFFERED, OPTIONAL, KEPT)) for part in PARTS},
         "oldest": _moment([states[s]["oldest_ns"] for s in (OFFERED, OPTIONAL, KEPT)], min),
@@ -550,6 +554,14 @@ def problems(scan: ArtifactScan) -> dict[str, Any]:
             "places": [one for one in places if not any(one["problem"] in sentence for sentence in found)][:PROBLEMS_SHOWN]}
 
 
+def roots_words(scan: ArtifactScan, most: int = 5) -> dict[str, Any]:
+    """The folders that were looked through, for a line: below a folder that all have in common without it. `more`: how many are not named."""
+    found = roots(scan)
+    above = os.path.commonpath(found) if len(found) > 1 and all(one.startswith("/") for one in found) else "/"
+    named = [os.path.relpath(one, above) if above.count("/") > 1 else one for one in found[:most]]
+    return {"words": (f"{above}: " if above.count("/") > 1 else "") + ", ".join(named), "more": max(0, len(found) - most)}
+
+
 def roots(scan: ArtifactScan) -> list[str]:
     """The folders that were looked through."""
     return list(dict.fromkeys(_text(one.get("path"), 300) for one in _items(scan.summary.get("places")) if one.get("path")))
@@ -612,3 +624,9 @@ def lines(job: Job, shown: Lines) -> QuerySet[PurgedArtifact]:
         found = found.filter(Q(path__icontains=word) | Q(why__icontains=word))
     last = Case(When(result="deleted", then=Value("2")), When(result="gone", then=Value("1")), default=Value("0"), output_field=CharField())
     return found.order_by(last, "number")
+
+
+def usual_reasons(job: Job, kinds: Iterable[str]) -> dict[str, str]:
+    """Why the things of each kind were leftovers: what its first line says, and nearly always all."""
+    first = PurgedArtifact.objects.filter(job=job).order_by("number")
+    return {kind: reason for kind in kinds if (reason := first.filter(kind=kind).values_list("reason", flat=True).first())}

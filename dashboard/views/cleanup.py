@@ -99,7 +99,7 @@ def _preview(scan: ArtifactScan, asked: QueryDict, *, posted: bool) -> dict[str,
     return {
         "groups": _ticked(groups, choice), "shown": shown, "headings": story.headings(shown), "choice": choice, "totals": totals, "data": data,
         "disks": disks, "main": disks[main] if main is not None else None, "main_index": main, "facts": story.found_facts(scan),
-        "largest": story.largest(scan), "trouble": story.problems(scan), "roots": story.roots(scan), "purges": purges,
+        "largest": story.largest(scan), "trouble": story.problems(scan), "roots": story.roots_words(scan), "purges": purges,
         "of_this": [one for one in purges if one["job"].params.get("scan") == str(scan.job_id) and one["job"].is_final],
         "newer": _newer(scan), "choices": _choices(scan), "carried": _carried(groups, choice), "seconds": scan.took_s,
     }
@@ -241,15 +241,17 @@ def manifest(request: HtmxRequest, number: int) -> HttpResponse:
     told = purge_story.purged(job)
     if told is None and job.type not in story.PURGE_JOBS:
         raise Http404("This job has purged nothing")
+    titles = {kind["kind"]: kind["title"] for kind in told["kinds"]} if told else {}
     shown = story.Lines.of(request.GET)
     page = Paginator(story.lines(job, shown), LINES).get_page(request.GET.get("page"))
+    usual = story.usual_reasons(job, titles)
     rows = [{"line": line, "result": story.RESULTS.get(line.result, ("unknown", line.result)),
+             "reason": line.reason if line.reason != usual.get(line.kind) else "",
              "age": story.age_words((job.created_at - line.newest).total_seconds())} for line in page.object_list]
-    titles = {kind["kind"]: kind["title"] for kind in told["kinds"]} if told else {}
     from_scan = _uuid(job.params.get("scan"))
     return list_response(request, "cleanup/manifest.html", "cleanup/_lines.html", {
         "page": page, "rows": rows, "chosen": shown.as_dict(), "things": "line,lines", "job": job, "told": told, "title": job_story.title(job),
-        "kinds": list(titles.items()), "results": story.RESULTS, "titles": titles, "there": bool(told and told["lines"]),
+        "kinds": list(titles.items()), "results": story.RESULTS, "titles": titles, "usual": usual, "there": bool(told and told["lines"]),
         "exports": (("csv", "CSV"), ("json", "JSON"), ("md", "Markdown")),
         "scan": ArtifactScan.objects.filter(job_id=from_scan).select_related("job").first() if from_scan else None})
 

@@ -262,7 +262,8 @@ function progress(told) {
   const box = running?.querySelector("[data-running-job]");
   if (!box) return;
   const share = told.total && typeof told.done === "number" ? Math.min(1, told.done / told.total) : null;
-  if (share !== null) drawBar(box.querySelector("[data-bar=progress]"), [{ kind: "b-now", share }]);
+  box.querySelector("[data-progress-bar]").hidden = share === null;
+  if (share !== null) { const bar = box.querySelector("[data-bar=progress]"); drawBar(bar, [{ kind: "b-now", share }]); bar.setAttribute("aria-valuenow", String(Math.round(share * 100))); }
   setText(box.querySelector("[data-progress-text]"), told.text ?? "");
   setText(box.querySelector("[data-progress-count]"), typeof told.done === "number" ? `${whole(Math.round(told.done))}${told.total ? ` of ${whole(Math.round(told.total))}` : ""} ${told.unit ?? ""}` : "");
 }
