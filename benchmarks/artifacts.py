@@ -1,6 +1,6 @@
 """What does a scan for leftovers cost, next to `find ROOT -printf '%s %T@ %u %p\\n'` over the same tree? Both in one run, as a ratio.
 
-    .venv/bin/python -m benchmarks.artifacts scan [--files 1000000] [--rounds 5] [--folder PATH]
+    .venv/bin/python -m benchmarks.artifacts scan [--files 1000000] [--in-a-folder 1000] [--rounds 5] [--folder PATH]
 
 A tree of so many debug tensors is made in a temporary folder (below PATH) and removed. It is scanned twice a round: once without the kinds for
 tensors, so that nothing is found, and once with them, so that every file becomes a line of the preview. Ours is a process of its own from start to
@@ -33,7 +33,6 @@ from ops.artifacts.scan import scan  # noqa: E402
 
 SCAN_AT_MOST = 2.0
 RSS_AT_MOST = 300_000_000
-FILES_IN_A_FOLDER = 1000
 
 
 def main() -> int:
@@ -41,6 +40,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("scan", help="a scan, next to find")
     command.add_argument("--files", type=int, default=1_000_000)
+    command.add_argument("--in-a-folder", type=int, default=1000, help="files in each folder; as many as --files: one flat folder")
     command.add_argument("--rounds", type=int, default=5)
     command.add_argument("--folder", type=Path, help="where the trees are made; default: the temporary folder")
     only = commands.add_parser("only-scan", help="what the benchmark runs: one scan of a tree")
@@ -50,32 +50,32 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.command == "only-scan":
         return only_scan(arguments.root, arguments.preview, tensors=not arguments.without_tensors)
-    return scans(arguments.files, arguments.rounds, arguments.folder)
+    return scans(arguments.files, arguments.in_a_folder, arguments.rounds, arguments.folder)
 
 
 # Scan
 
 
-def scans(files: int, rounds: int, folder: Path | None) -> int:
+def scans(files: int, in_a_folder: int, rounds: int, folder: Path | None) -> int:
     with tempfile.TemporaryDirectory(prefix="artifacts-speed-", dir=folder) as made:
-        make_tree(Path(made, "tree"), files)
+        make_tree(Path(made, "tree"), files, in_a_folder)
         rows = measure_scan(Path(made, "tree"), Path(made, "preview.jsonl"), rounds)
     print(json.dumps({"files": files, "rows": rows}, indent=1))
-    print("\n| files | found | find, s | scan, s | scan / find | ratio by round | largest resident set, MB | preview, MB |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("\n| files | found | find, s | scan, s | scan / find | ratio by round | processor time | largest resident set, MB | preview, MB |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for row in rows:
         print(f"| {files:,} | {row['found']} | {row['find_s']:.1f} | {row['scan_s']:.1f} | {row['ratio']:.2f} | {min(row['ratios']):.2f} to "
-              f"{max(row['ratios']):.2f} | {row['rss_bytes'] / 1e6:.0f} | {row['preview_bytes'] / 1e6:.1f} |")
+              f"{max(row['ratios']):.2f} | {row['cpu_ratio']:.2f} | {row['rss_bytes'] / 1e6:.0f} | {row['preview_bytes'] / 1e6:.1f} |")
     return 0 if all(row["ratio"] <= SCAN_AT_MOST and row["rss_bytes"] <= RSS_AT_MOST for row in rows) else 1
 
 
-def make_tree(tree: Path, files: int) -> None:
-    """Folders of a thousand files each, ten of them in one, as a debug run writes them; most are empty, for what is in them costs a scan nothing."""
-    for number in range(0, files, FILES_IN_A_FOLDER):
-        folder = tree / f"run{number // (10 * FILES_IN_A_FOLDER):03}" / f"step{number // FILES_IN_A_FOLDER:04}"
+def make_tree(tree: Path, files: int, in_a_folder: int) -> None:
+    """Folders of so many files each, ten of them in one, as a debug run writes them; most are empty, for what is in them costs a scan nothing."""
+    for number in range(0, files, in_a_folder):
+        folder = tree / f"run{number // (10 * in_a_folder):03}" / f"step{number // in_a_folder:04}"
         folder.mkdir(parents=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        for each in range(number, min(number + FILES_IN_A_FOLDER, files)):
+        for each in range(number, min(number + in_a_folder, files)):
             file = os.open(f"layer{each % 100:02}_{each:07}.pt", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=descriptor)
             if each % 100 == 0:
                 os.write(file, b"tensor")
@@ -91,24 +91,28 @@ def measure_scan(tree: Path, preview: Path, rounds: int) -> list[dict[str, Any]]
     ours = [sys.executable, "-m", "benchmarks.artifacts", "only-scan", str(tree), str(preview)]
     asked = {"find": [find, str(tree), "-printf", "%s %T@ %u %p\\n"], "nothing": [*ours, "--without-tensors"], "every file": ours}
     took: dict[str, list[float]] = {what: [] for what in asked}
+    worked: dict[str, list[float]] = {what: [] for what in asked}
     largest, sizes = dict.fromkeys(asked, 0), dict.fromkeys(asked, 0)
     for number in range(rounds + 1):
         for what, argv in asked.items():
-            seconds, resident = timed(argv)
+            seconds, processor, resident = timed(argv)
             if number:
                 took[what].append(seconds)
+                worked[what].append(processor)
             largest[what] = max(largest[what], resident)
             sizes[what] = preview.stat().st_size if preview.exists() else 0
     rows = []
     for what in ("nothing", "every file"):
         ratios = [mine / theirs for mine, theirs in zip(took[what], took["find"], strict=True)]
+        processor = statistics.median(worked[what]) / statistics.median(worked["find"])
         rows.append({"found": what, "find_s": statistics.median(took["find"]), "scan_s": statistics.median(took[what]),
-                     "ratio": statistics.median(ratios), "ratios": ratios, "rss_bytes": largest[what], "preview_bytes": sizes[what]})
+                     "ratio": statistics.median(ratios), "ratios": ratios, "cpu_ratio": processor,
+                     "rss_bytes": largest[what], "preview_bytes": sizes[what]})
     return rows
 
 
-def timed(argv: list[str]) -> tuple[float, int]:
-    """(seconds from start to exit, largest resident set in bytes)."""
+def timed(argv: list[str]) -> tuple[float, float, int]:
+    """(seconds from start to exit, seconds of processor time, largest resident set in bytes)."""
     began = time.perf_counter()
     process = subprocess.Popen(argv, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -116,7 +120,7 @@ def timed(argv: list[str]) -> tuple[float, int]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{argv[0]} ended with exit status {process.returncode}")
-    return took, usage.ru_maxrss * 1024
+    return took, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
 
 def only_scan(root: Path, preview: Path, *, tensors: bool) -> int:

@@ -24,7 +24,7 @@ from ops.artifacts.kinds import NEVER_BESIDE, Kind
 from ops.artifacts.places import Place, Places
 from ops.artifacts.preview import PreviewWriter, Row, type_of
 from ops.artifacts.recognise import Match, Picker, Pickers
-from ops.artifacts.walk import Frame, walk
+from ops.artifacts.walk import Frame, open_folder, walk
 
 LISTED = 2000  # of each kind, its largest
 LARGEST = 20  # folders
@@ -229,7 +229,7 @@ class _Scan:
                 continue
             self._at = place.path
             try:
-                walk(place.path, self, check=self._pause)
+                descriptor = open_folder(place.path)
             except FileNotFoundError:
                 self._row(place, problem=_NOT_THERE)
             except OSError as error:
@@ -237,6 +237,8 @@ class _Scan:
                 why = "It is no folder, or a link lies on the way to it" if link else (error.strerror or str(error))
                 self._row(place, problem=why)
                 self._problem(f"{shown(place.path)} could not be looked into: {why}")
+            else:
+                walk(place.path, self, check=self._pause, descriptor=descriptor)
         if self._linked_count >= LINKS_MOST:
             self.problems.append(f"There are more than {LINKS_MOST:,} files with several names: those beyond were counted once for each name")
 

@@ -55,12 +55,13 @@ class Visitor(Protocol):
         """A folder (or entry) in `frame` that could not be looked at, for another reason than that it is gone."""
 
 
-def walk(root: str, visitor: Visitor, *, check: Callable[[], None] | None = None) -> None:
+def walk(root: str, visitor: Visitor, *, check: Callable[[], None] | None = None, descriptor: int | None = None) -> None:
     """Tells `visitor` all that lies below `root`, an absolute folder. `check` may raise to end the walk; it is called every few thousand entries.
 
-    Raises OSError if the root itself cannot be opened (ELOOP or ENOTDIR: a link, or no folder, on the way).
+    `descriptor`: of the root, if it is open already (`open_folder`); it is closed. Without it, raises OSError if the root cannot be opened (ELOOP or
+    ENOTDIR: a link, or no folder, on the way).
     """
-    descriptor = open_folder(root)
+    descriptor = open_folder(root) if descriptor is None else descriptor
     try:
         top = Frame(os.path.basename(root), root, os.fstat(descriptor), None, descriptor)  # noqa: PTH119
         entered = visitor.enter(top)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,10 +91,14 @@ def test_links_are_told_as_files_and_never_followed(tmp_path: Path):
 
 def test_deep_folders_take_no_more_descriptors_and_no_recursion(pit: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(walking, "OPEN_MOST", 8)
-    deep(pit, 1500)
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    found = seen(pit)
-    assert len(found.files) == 1500 and len(found.left) == 3001 and found.problems == []
+    deep(pit, 300)
+    before, limit = len(list(Path("/proc/self/fd").iterdir())), sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 100)
+    try:
+        found = seen(pit)
+    finally:
+        sys.setrecursionlimit(limit)
+    assert len(found.files) == 300 and len(found.left) == 601 and found.problems == []
     assert found.descriptors - before < 2 * 8 + 8
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
