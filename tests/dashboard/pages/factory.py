@@ -18,7 +18,7 @@ from django.db.models import Max
 from django.utils import timezone
 
 from dashboard import baselines, practice_reference, recorder, run_summaries
-from dashboard.models import BenchmarkLevel, BenchmarkRun, Channel, ImportedFile, Job, Node, Service
+from dashboard.models import ArtifactKind, BenchmarkLevel, BenchmarkRun, Channel, ImportedFile, Job, Node, Service
 from ops import records, report
 from ops.artifacts.found import Choice
 from ops.benchmark.comparing import regression
@@ -165,7 +165,7 @@ class Story:
             "facts": {"driver": snapshot["driver"], "cuda": "13.0",
                       "gpus": [{"index": g["index"], "name": g["name"], "total_bytes": g["total_bytes"]} for g in snapshot["gpus"]],
                       "kernel": "6.8.0-45-generic", "python": "3.12.1", "roundhouse": "0.1.0", "problem": None},
-            "telemetry": {"node": "practice", "at": seen.timestamp(), "gpus": snapshot, "services": {},
+            "telemetry": {"node": "practice", "at": seen.timestamp(), "gpus": snapshot, "services": {}, "disks": cleanup_data.gauges(),
                           "disk": {"path": "/srv", "total_bytes": 2 * 10**12, "used_bytes": 10**12,
                                                                                                                    "free_bytes": 10**12}}})
         return self.the_node
@@ -826,11 +826,34 @@ def cleaning() -> Story:
     story = Story()
     story.node()
     story.service()
+    ArtifactKind.objects.create(name=cleanup_data.OWN_KIND["name"], record=cleanup_data.OWN_KIND)
     first, found = cleanup_data.scan_job(story, ago_s=3 * 86400)
     cleanup_data.purge_job(story, first, found, ago_s=3 * 86400 - 600)
     cleanup_data.purge_job(story, first, found, ago_s=3 * 86400 - 1200, choice=Choice(kinds=["core-dump", "old-release"]), cancelled=True)
     latest, found = cleanup_data.scan_job(story, ago_s=900, problems=cleanup_data.PROBLEMS)
     cleanup_data.purge_job(story, latest, found, ago_s=600, partial=True)
+    return story
+
+
+def purging() -> Story:
+    """A plan and a redeploy that purge, and jobs of cleanup as they end well, badly, or not yet; some told by an earlier version."""
+    story = cleaning()
+    story.redeploy(ago_s=7200)
+    story.plan_job()
+    for kept in (0, 2):
+        job = story.job("purge", ago_s=90 * 86400, steps=cleanup_data.PURGE_STEPS)
+        story.step(job, "purge", end=False)
+        story.say(job, EventType.PURGE_RESULT, **cleanup_data.old_purge(kept=kept))
+        story.finish_step(job, "purge", note=f"{35 - kept} files, 65 MB freed")
+        story.end(job, "partial" if kept else "succeeded", reason=f"{kept} files were kept" if kept else "")
+    scan, found = cleanup_data.scan_job(story, ago_s=120)
+    job = story.job("purge", ago_s=100, of=story.the_node, steps=cleanup_data.PURGE_STEPS, params={"scan": str(scan.pk)})
+    story.step(job, "purge", end=False)
+    told = cleanup_data.entries(found.of("debug-tensor")[:7])
+    story.say(job, EventType.PURGE_ENTRIES, scan=str(scan.pk), entries=[line.as_dict() for line in told])
+    story.end(job, "interrupted", reason="The runner died at step `purge`")
+    cleanup_data.purge_job(story, scan, found, ago_s=10, end=False)
+    cleanup_data.scan_job(story, ago_s=5, end=False)
     return story
 
 
