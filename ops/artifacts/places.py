@@ -254,16 +254,16 @@ class _Collector:
     def practice(self, config: NodeConfig, records: Sequence[ServiceRecord]) -> None:
         """All below the practice root, whatever the machine has."""
         root, names = self._practice_root, [record.name for record in records]
-        if not root:
-            raise BadInput("node.toml has `practice = true` but no `practice_root`", hint="Name the practice box's folder there")
+        for record in records:
+            self.users[record.name] = os.geteuid()
+        if not root:  # a practice node without a box has its services alone
+            return
         for name, folder, why in (
                 ("tmp", "tmp", "temporary files"), ("shm", "shm", "shared memory"), ("cores", "cores", "core dumps"),
                 ("gpu-cores", "cores", "GPU core dumps"), ("vllm-cache", "cache", "vLLM's cache"), ("vllm-cache", "cache/vllm", "vLLM's cache"),
                 ("flashinfer-cache", "cache/flashinfer", "FlashInfer's cache"), ("triton-cache", "cache/triton", "Triton's cache"),
                 ("nv-cache", "cache/nv", "the CUDA driver's cache"), ("torch-cache", "cache/torch", "PyTorch's cache")):
             self.add(name, os.path.join(root, folder), why, names)
-        for record in records:
-            self.users[record.name] = os.geteuid()
         for folder in ("models", "wheelhouse", "gpus", "environment", "uv-cache"):
             self.never.add(os.path.join(root, folder), _ZONE_WORDS.get(folder, "a folder of the practice box"))
 

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ops.agent.config import NodeConfig, NodePaths
+from ops.artifacts import kinds, places
+from ops.artifacts.places import Places
+from ops.jobs.errors import BadInput, OpsError, Refused
+from ops.records import ServiceRecord
+from ops.services.preflight.surroundings import Surroundings
+
+Look = Callable[[ServiceRecord], Surroundings]
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> NodePaths:
+    return NodePaths(tmp_path / "state" / "node").make()
+
+
+def record(paths: NodePaths, name: str = "kimi", **fields: object) -> ServiceRecord:
+    root = paths.services / name
+    root.mkdir(parents=True, exist_ok=True)
+    return ServiceRecord.from_dict({"name": name, "root": str(root), "model_path": str(paths.root.parent.parent / "models" / "kimi"),
+                                    "served_model_name": name, "base_url": "http://127.0.0.1:9", **fields})
+
+
+def started(home: Path, *, uid: int = 1000, **variables: str) -> Surroundings:
+    return Surroundings(variables={"HOME": str(home), **variables}, user="vllm", uid=uid)
+
+
+def look(*found: Surroundings) -> Look:
+    rest = list(found)
+    return lambda record: rest.pop(0)
+
+
+def node(*roots: Path | str) -> NodeConfig:
+    return NodeConfig(name="n1", artifact_roots=[str(root) for root in roots], model_roots=["/nonexistent"])
+
+
+def paths_of(found: Places, name: str) -> list[str]:
+    return [place.path for place in found.places if place.name == name]
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def test_a_practice_nodes_places_all_lie_below_its_root(tmp_path: Path, paths: NodePaths) -> None:
+    box = tmp_path / "box"
+    for name in ("tmp", "shm", "cores", "cache/flashinfer", "models/kimi"):
+        make(box / name)
+    config = NodeConfig(name="practice", practice=True, practice_root=str(box), model_roots=[str(box / "models")])
+    service = record(paths, practice=True, artifact_roots=[str(box / "tmp")], env={"TMPDIR": "/tmp"})
+    found = places.of_node(config, paths, [service], kinds=kinds.builtin())
+    assert {place.path for place in found.places if not Path(place.path).is_relative_to(box)} == {service.root}
+    assert paths_of(found, "shm") == [str(box / "shm")]
+    assert paths_of(found, "scratch") == paths_of(found, "tmp") == [str(box / "tmp")]
+    assert found.problems == []
+    assert found.never.enters((box / "models").stat(), str(box / "models")) == "It is a model folder"
+
+
+def test_caches_are_those_of_the_user_that_the_unit_runs_as(tmp_path: Path, paths: NodePaths) -> None:
+    home = tmp_path / "home-of-vllm"
+    for name in (".cache/vllm", ".cache/flashinfer", ".triton/cache", ".nv"):
+        make(home / name)
+    config = node(home / ".cache", home / ".triton", home / ".nv")
+    found = places.of_node(config, paths, [record(paths)], kinds=kinds.builtin(), look=look(started(home)))
+    assert paths_of(found, "vllm-cache") == [str(home / ".cache" / "vllm")]
+    assert paths_of(found, "flashinfer-cache") == [str(home / ".cache" / "flashinfer")]
+    assert paths_of(found, "triton-cache") == [str(home / ".triton" / "cache")]
+    assert paths_of(found, "nv-cache") == [str(home / ".nv")]
+    assert found.users == {"kimi": 1000}
+
+
+def test_variables_say_where_programs_write(tmp_path: Path, paths: NodePaths) -> None:
+    data = tmp_path / "data"
+    for name in ("vllm", "triton", "fi/.cache/flashinfer", "cc/ComputeCache", "dumps", "gpu", "fr", "sockets", "t"):
+        make(data / name)
+    surroundings = started(
+        tmp_path / "home", VLLM_CACHE_ROOT=f"{data}/vllm", TRITON_CACHE_DIR=f"{data}/triton", FLASHINFER_WORKSPACE_BASE=f"{data}/fi",
+        CUDA_CACHE_PATH=f"{data}/cc/ComputeCache", VLLM_DEBUG_DUMP_PATH=f"{data}/dumps", CUDA_COREDUMP_FILE=f"{data}/gpu/cuda_coredump_%h.%p",
+        TORCH_FR_DUMP_TEMP_FILE=f"{data}/fr/comm_lib_trace_rank_", VLLM_RPC_BASE_PATH=f"{data}/sockets", TMPDIR=f"{data}/t")
+    found = places.of_node(node(data), paths, [record(paths)], kinds=kinds.builtin(), look=look(surroundings))
+    wanted = {"vllm-cache": "vllm", "triton-cache": "triton", "flashinfer-cache": "fi/.cache/flashinfer", "nv-cache": "cc", "vllm-dump": "dumps",
+              "gpu-cores": "gpu", "torch-cache": "fr", "rpc": "sockets", "tmp": "t"}
+    assert {name: paths_of(found, name) for name in wanted} == {name: [str(data / path)] for name, path in wanted.items()}
+
+
+def test_a_cache_that_two_services_share_names_both(tmp_path: Path, paths: NodePaths) -> None:
+    cache = make(tmp_path / "shared")
+    both = started(tmp_path / "home", VLLM_CACHE_ROOT=str(cache))
+    found = places.of_node(node(cache), paths, [record(paths), record(paths, "qwen")], kinds=kinds.builtin(), look=look(both, both))
+    (place,) = [place for place in found.places if place.name == "vllm-cache"]
+    assert (place.service, place.services) == ("", ("kimi", "qwen"))
+
+
+def test_a_service_whose_environment_cannot_be_read_may_use_any_cache(tmp_path: Path, paths: NodePaths) -> None:
+    cache = make(tmp_path / "c" / "vllm")
+    hidden = dataclasses.replace(started(tmp_path / "home"), unreadable=[("/etc/vllm/secret.env", "Permission denied")])
+    found = places.of_node(node(cache), paths, [record(paths), record(paths, "qwen")], kinds=kinds.builtin(),
+                           look=look(started(tmp_path, VLLM_CACHE_ROOT=str(cache)), hidden))
+    compile_cache = next(kind for kind in kinds.builtin() if kind.name == "compile-cache")
+    assert found.services_of(compile_cache, f"{cache}/torch_compile_cache/0123456789") == ["kimi", "qwen"]
+    assert any("/etc/vllm/secret.env" in text and "any cache may be its own" in text for text in found.problems)
+
+
+def test_what_node_toml_does_not_name_is_told_and_left_alone(tmp_path: Path, paths: NodePaths) -> None:
+    home = tmp_path / "home"
+    make(home / ".cache" / "vllm")
+    found = places.of_node(node(), paths, [record(paths)], kinds=kinds.builtin(), look=look(started(home)))
+    assert {place.name for place in found.places} == {"service-folder"}
+    assert f"`{home}/.cache/vllm` (vLLM's cache of `kimi`) was not looked into: `artifact_roots` in node.toml does not name it" in found.problems
+
+
+def test_a_cache_behind_a_link_is_held_against_where_it_really_lies(tmp_path: Path, paths: NodePaths) -> None:
+    elsewhere = make(tmp_path / "elsewhere" / "vllm")
+    home = make(tmp_path / "home" / ".cache")
+    (home / "vllm").symlink_to(elsewhere)
+    inside = node(home)
+    found = places.of_node(inside, paths, [record(paths)], kinds=kinds.builtin(), look=look(started(home.parent)))
+    assert paths_of(found, "vllm-cache") == []
+    found = places.of_node(node(elsewhere), paths, [record(paths)], kinds=kinds.builtin(), look=look(started(home.parent)))
+    assert paths_of(found, "vllm-cache") == [str(elsewhere)]
+
+
+def test_models_hubs_environments_and_state_are_never_entered_wherever_they_lie(tmp_path: Path, paths: NodePaths) -> None:
+    home = tmp_path / "home"
+    hub, model, environment = make(home / ".cache" / "huggingface"), make(tmp_path / "models" / "kimi"), make(tmp_path / "venv")
+    service = record(paths, environment=str(environment), artifact_roots=[str(tmp_path)])
+    make(service.releases)
+    logs = make(service.folder / "logs")
+    found = places.of_node(node(tmp_path), paths, [service], kinds=kinds.builtin(), look=look(started(home)))
+    for folder in (hub, model, environment, service.releases, paths.root, logs):
+        assert found.never.enters(folder.stat(), str(folder)), folder
+    (tmp_path / "bind").mkdir()
+    assert found.never.enters(model.stat(), "/elsewhere/under/another/name") == "It is the model of `kimi`"  # a mount of the same folder
+    assert found.never.enters((tmp_path / "bind").stat(), str(tmp_path / "bind")) is None
+    dumps = make(service.folder / "flashinfer_dumps")
+    assert found.never.enters(dumps.stat(), str(dumps)) is None
+
+
+def test_what_another_user_keeps_for_himself_is_not_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private, public = make(tmp_path / "private"), make(tmp_path / "public")
+    private.chmod(0o700)
+    public.chmod(0o755)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 4711)
+    monkeypatch.setattr(os, "getegid", lambda: os.getgid() + 4711)
+    never = places.Never()
+    assert "keeps others out" in (never.enters(private.stat(), str(private)) or "")
+    assert never.enters(public.stat(), str(public)) is None
+
+
+@pytest.mark.parametrize(("path", "words"), [
+    ("/", "root of the file system"), ("//", "root of the file system"), ("scratch", "no absolute path"), ("", "no absolute path"),
+    ("-rf", "no absolute path"), ("/tmp/../etc", "`..`"), ("/home", "operating system"), ("/etc", "operating system"),
+    ("/usr/lib", "operating system"), ("/proc/self", "link"), ("/dev", "operating system"), ("/var", "operating system"),
+    ("/nonexistent/folder", "no folder"), ("/etc/passwd", "no folder"), ("/tmp/\0", "no absolute path"),
+], ids=lambda text: text.replace("\0", "NUL"))
+def test_a_root_that_can_be_none_is_refused(path: str, words: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        places.check_root(path, config=None)
+    assert words in caught.value.what
+
+
+def test_links_homes_models_environments_and_state_are_no_roots(tmp_path: Path, paths: NodePaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = NodeConfig(name="n", artifact_roots=[str(tmp_path)], model_roots=[str(tmp_path / "models")])
+    ok, model, venv, home = (make(tmp_path / name) for name in ("ok", "models/kimi", "venv", "home"))
+    (tmp_path / "link").symlink_to(ok)
+    make(ok / "below")
+    (venv / "pyvenv.cfg").touch()
+    monkeypatch.setenv("HOME", str(home))
+    places.check_root(str(ok), config=config, paths=paths)
+    places.check_root(f"{ok}/", config=config, paths=paths)
+    places.check_root(str(tmp_path), config=config, paths=paths)  # around a model folder, which the walk leaves out
+    for path, error, words in (
+            (tmp_path / "link", BadInput, "is a link"), (tmp_path / "link" / "below", BadInput, "reached through a link"),
+            (model, Refused, "a model folder"), (venv, BadInput, "an environment"), (home, BadInput, "home"),
+            (paths.jobs, Refused, "the state folder of this node"), (paths.root, Refused, "the state folder of this node")):
+        with pytest.raises(error) as caught:
+            places.check_root(str(path), config=config, paths=paths)
+        assert words in caught.value.what, path
+    with pytest.raises(Refused) as refused:
+        places.check_root(str(ok), config=node(tmp_path / "other"), paths=paths)
+    assert f'"{ok}"' in refused.value.hint
+    assert "artifact_roots" in refused.value.hint
+
+
+def test_a_mount_point_is_no_root_unless_it_is_made_for_temporary_files() -> None:
+    if os.path.ismount("/dev/shm"):
+        places.check_root("/dev/shm", config=None)
+    assert places.is_mount_point("/proc", Path("/proc").stat())
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:  # noqa: PTH123
+        mounted = [line.split()[4] for line in file]
+    for point in mounted:
+        if point not in places.MADE_FOR_TEMPORARY_FILES and Path(point).is_dir():
+            with pytest.raises(OpsError):
+                places.check_root(point, config=None)
+
+
+def test_a_named_root_narrows_the_places_it_lies_in(tmp_path: Path, paths: NodePaths) -> None:
+    scratch, other = make(tmp_path / "scratch" / "a"), make(tmp_path / "other")
+    service = record(paths, artifact_roots=[str(tmp_path / "scratch")])
+    config = node(tmp_path / "scratch", other)
+
+    def found(*roots: Path) -> list[tuple[str, str]]:
+        made = places.of_node(config, paths, [service], kinds=kinds.builtin(), roots=[str(root) for root in roots],
+                              look=lambda _: started(tmp_path / "h"))
+        return [(place.name, place.path) for place in made.places]
+
+    assert found(tmp_path / "scratch") == [("scratch", str(tmp_path / "scratch"))]
+    assert found(scratch, other) == [("scratch", str(scratch)), ("scratch", str(other))]
+    with pytest.raises(Refused):
+        found(make(tmp_path / "third"))
+
+
+def test_without_a_node_only_named_folders_are_looked_into(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="No folder was named"):
+        places.of_node(None, None, [], kinds=kinds.builtin())
+    made = places.of_node(None, None, [], kinds=kinds.builtin(), roots=[str(tmp_path)])
+    assert {place.path for place in made.places} == {str(tmp_path)}
+
+
+def test_an_own_kinds_folder_is_checked_like_a_root(tmp_path: Path, paths: NodePaths) -> None:
+    ours = make(tmp_path / "ours")
+    (tmp_path / "link").symlink_to(ours)
+    (kind,) = kinds.own([{"name": "team", "title": "Team dumps", "one": "team dump", "leftover": "Ours", "keeping": "Nothing", "min_age_s": 3600.0,
+                          "places": [str(ours), str(tmp_path / "link"), str(tmp_path / "gone")], "patterns": ["dump_*"], "own": True}])
+    found = places.of_node(node(tmp_path), paths, [], kinds=[kind])
+    assert [place.path for place in found.of(kind)] == [str(ours)]
+    assert len(found.problems) == 2
+    assert all("Team dumps" in text for text in found.problems)
