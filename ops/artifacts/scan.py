@@ -337,7 +337,7 @@ class _Scan:
 
     def mount(self, frame: Frame, name: str) -> None:
         if (group := cast("_Folder", frame.data).group) is not None:
-            why = "Another file system is mounted in it"
+            why = "Something is mounted in it"
             self._hinder(group, f"{why}: {self._inside(group, f'{frame.path}/{name}')}", why)
 
     def unreadable(self, path: str, error: OSError, frame: Frame | None) -> None:

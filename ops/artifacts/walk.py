@@ -1,4 +1,4 @@
-"""A walk through folders that anybody may change meanwhile: through descriptors, without following a link, on one file system.
+"""A walk through folders that anybody may change meanwhile: through descriptors, without following a link, across no mount.
 
 Every folder is opened by its name in the descriptor of the one above, never by a path, so a folder swapped for a link is not entered. What a folder
 holds comes from the kernel a block at a time, so one with a million files costs no memory. However deep the folders go, at most `OPEN_MOST` of them
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +18,9 @@ OPEN_MOST = 64  # folders open at once, two descriptors each
 LONGEST_PATH = 4095  # bytes: the kernel takes no longer path, so nobody uses by its path what lies deeper
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CHECKED_EACH = 2048  # entries between two looks at whether to go on
+
+
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
 class Frame:
@@ -49,7 +53,7 @@ class Visitor(Protocol):
         """All that lies in it was told."""
 
     def mount(self, frame: Frame, name: str) -> None:
-        """A folder of `frame` that another file system is mounted on; it is not entered."""
+        """Something in `frame` that is mounted there: another file system, or a folder or file from elsewhere. It is not looked at."""
 
     def unreadable(self, path: str, error: OSError, frame: Frame | None) -> None:
         """A folder (or entry) in `frame` that could not be looked at, for another reason than that it is gone."""
@@ -64,12 +68,13 @@ def walk(root: str, visitor: Visitor, *, check: Callable[[], None] | None = None
     descriptor = open_folder(root) if descriptor is None else descriptor
     try:
         top = Frame(os.path.basename(root), root, os.fstat(descriptor), None, descriptor)  # noqa: PTH119
+        work = _Walk(visitor, top, check)
         entered = visitor.enter(top)
     except BaseException:
         os.close(descriptor)
         raise
     if entered:
-        _Walk(visitor, top, check).run()
+        work.run()
     else:
         os.close(descriptor)
 
@@ -78,6 +83,7 @@ class _Walk:
     def __init__(self, visitor: Visitor, top: Frame, check: Callable[[], None] | None) -> None:
         self._visitor, self._check = visitor, check
         self._stack = [top]
+        self._mounts = mounts()
         self._left = CHECKED_EACH
 
     def run(self) -> None:
@@ -129,7 +135,7 @@ class _Walk:
         """The name of the next folder in this one; tells the files that come before it. None at the end."""
         if frame._entries is None:
             return None
-        entries, file, device = frame._entries, self._visitor.file, frame.state.st_dev
+        entries, file, device, mounted = frame._entries, self._visitor.file, frame.state.st_dev, self._mounts.get(frame.path, ())
         while True:
             try:
                 entry = next(entries, None)
@@ -143,6 +149,9 @@ class _Walk:
                 self._left = CHECKED_EACH
                 if self._check is not None:
                     self._check()
+            if mounted and entry.name in mounted:
+                self._visitor.mount(frame, entry.name)
+                continue
             try:
                 if entry.is_dir(follow_symlinks=False):
                     return entry.name
@@ -154,7 +163,7 @@ class _Walk:
                 continue
             if state.st_dev == device:
                 file(frame, entry.name, state)
-            else:  # a file can be a mount as well
+            else:
                 self._visitor.mount(frame, entry.name)
         frame._entries.close()  # type: ignore[attr-defined]  # scandir's own iterator
         frame._entries = None
@@ -198,6 +207,17 @@ class _Walk:
                 self._visitor.unreadable(frame.path, error, frame)
             return
         frame.descriptor = descriptor
+
+
+def mounts(table: str = "/proc/self/mountinfo") -> dict[str, frozenset[str]]:
+    """Names of what is mounted, by the folder that each lies in. A folder or file that is bound from the same file system has its device number, so
+    only this table tells it. Raises OSError."""
+    found: dict[str, set[str]] = {}
+    for line in Path(table).read_bytes().split(b"\n")[:-1]:
+        path = _ESCAPED.sub(lambda escaped: bytes([int(escaped[1], 8)]), line.split(b" ", 5)[4])
+        above, _, name = os.fsdecode(path).rpartition("/")
+        found.setdefault(above or "/", set()).add(name)
+    return {above: frozenset(names) for above, names in found.items()}
 
 
 def below_path(folder: str, name: str) -> str:

@@ -324,6 +324,13 @@ def _model_inside(folder: Path) -> None:
     write(folder / "model" / "config.json")
 
 
+def test_a_folder_with_something_mounted_in_it_is_kept(root: Path, monkeypatch: pytest.MonkeyPatch):
+    write(root / "cache" / "h" / "x" / "f")
+    monkeypatch.setattr(walking, "mounts", lambda: {str(root / "cache" / "h"): frozenset({"x"})})
+    found = look(root, CACHE)
+    assert found["h"].state == "kept" and found["h"].why == "Something is mounted in it: x" and found["h"].files == 0
+
+
 @pytest.mark.parametrize("change, why", [(_hard_linked, "has several names (hard links): f"), (_model_inside, "hub cache: model")])
 def test_a_folder_that_cannot_go_as_a_whole_is_kept(root: Path, change, why: str):
     write(root / "cache" / "h" / "f")

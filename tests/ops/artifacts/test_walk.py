@@ -180,6 +180,20 @@ def test_another_file_system_is_not_entered(tmp_path: Path, monkeypatch: pytest.
     assert found.files == [] and found.mounts == ["mounted"]
 
 
+def test_what_is_bound_from_the_same_file_system_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for path in ("a b/folder/victim", "a b/file", "a b/mine", "other/file"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    escaped = str(tmp_path / "a b").replace(" ", "\\040")
+    table = tmp_path.parent / f"{tmp_path.name}.mountinfo"
+    table.write_text("".join(f"36 35 98:0 /x {escaped}/{name} rw shared:1 - ext4 /dev/vda rw\n" for name in ("folder", "file")))
+    read = walking.mounts
+    assert "proc" in read()["/"]
+    monkeypatch.setattr(walking, "mounts", lambda: read(str(table)))
+    found = seen(tmp_path)
+    assert sorted(found.files) == ["a b/mine", "other/file"] and sorted(found.mounts) == ["file", "folder"]
+
+
 def test_a_walk_can_be_ended_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(walking, "CHECKED_EACH", 3)
     for number in range(20):
