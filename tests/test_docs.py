@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ops.artifacts import kinds, places
+from ops.command_line.artifacts import patterns, safe_when
 from ops.jobs.events import EventType
 from ops.records import ServiceRecord
 
@@ -57,6 +59,35 @@ def test_every_event_is_documented_as_the_contract_says() -> None:
     page = (REPOSITORY / "docs/reference/events.md").read_text().splitlines()
     assert [row for row in event_rows() if row not in page] == [], "The rows above are missing in docs/reference/events.md"
     assert len([line for line in page if re.match(r"\| `[a-z_.]+` \|", line)]) == len(EventType)
+
+
+def kind_rows() -> list[str]:
+    """A table row for each built-in kind of leftover: what it is, where, when deleting one is safe, what keeping it is worth."""
+    rows = []
+    for kind in kinds.builtin():
+        known = "" if kind.method != "files" else ": " + ", ".join(f"`{pattern}`" for pattern in patterns(kind))
+        offered = "with a redeploy too" if kind.with_redeploy else "yes" if kind.offered else "no"
+        cells = (f"**{kind.title}** `{kind.name}`", kind.leftover, ", ".join(kind.places) + known, "; ".join(safe_when(kind)), offered, kind.keeping)
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def place_rows() -> list[str]:
+    """A table row for each name of a place, as the docstring of ops/artifacts/places.py has it."""
+    return [f"| `{name}` | {where} |" for name, where in re.findall(r"^    ([a-z-]+)  +(\S.*)$", places.__doc__ or "", re.M)]
+
+
+def test_every_place_of_leftovers_is_documented_as_the_code_says() -> None:
+    page = (REPOSITORY / "docs/guides/cleanup.md").read_text().splitlines()
+    known = {name for kind in kinds.builtin() for name in kind.places}
+    assert known and {row.split("`")[1] for row in place_rows()} == known
+    assert [row for row in place_rows() if row not in page] == [], "The rows above are missing in docs/guides/cleanup.md"
+
+
+def test_every_kind_of_leftover_is_documented_as_the_data_says() -> None:
+    page = (REPOSITORY / "docs/guides/cleanup.md").read_text().splitlines()
+    assert [row for row in kind_rows() if row not in page] == [], "The rows above are missing in docs/guides/cleanup.md"
+    assert len([line for line in page if line.startswith("| **")]) == len(kinds.builtin())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))

@@ -74,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     _control(add)
     _change(add)
     _records(add, commands)
+    _clean(add, commands)
     _measure(add)
     return made
 
@@ -191,6 +192,43 @@ def _records(add: Add, commands: argparse._SubParsersAction[argparse.ArgumentPar
                        help="process: Roundhouse starts the server itself, and the unit is disabled (default: systemd)")
     adopt.add_argument("--user", action="store_true", help="a unit of your own manager (systemctl --user)")
     adopt.add_argument("--unit-path", action="append", metavar="FOLDER", type=Path, help="search units here only (may be repeated; first wins)")
+
+
+def _clean(add: Add, commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "leftover files: find them, look at what was found, delete exactly what was chosen of it"
+    artifacts = commands.add_parser("artifacts", help=text, description=text).add_subparsers(title="artifacts", required=True,
+                                                                                             metavar="kinds|scan|show|purge")
+    own = "kinds of your own beside the built-in ones: a JSON list"
+    kinds = add("kinds", "artifacts:kinds", "which kinds of leftovers are known: what each is, when deleting it is safe, what keeping it is worth",
+                among=artifacts)
+    kinds.add_argument("--kinds", metavar="FILE", help=own)
+    kinds.add_argument("--kind", action="append", metavar="NAME", help="this kind in full (may be repeated)")
+    scan = add("scan", "artifacts:scan", "look for leftovers and write down what was found; nothing is changed, no file is opened", among=artifacts)
+    scan.add_argument("--root", action="append", metavar="DIR", help="look only here (may be repeated); needed on a machine that is no node")
+    scan.add_argument("--kind", action="append", metavar="NAME", help="only this kind (may be repeated)")
+    scan.add_argument("--kinds", metavar="FILE", help=own)
+    scan.add_argument("--no-open-check", action="store_true", help="do not ask which process has what open: faster; a purge asks all the same")
+    scan.add_argument("--out", metavar="PREVIEW", required=True, help="write the preview there: show and purge take it; nothing is overwritten")
+    scan.add_argument("--verbose", action="store_true", help="show what the scan says")
+    show = add("show", "artifacts:show", "what is in a preview", among=artifacts)
+    purge = add("purge", "artifacts:purge", "delete what was chosen of a preview, each thing looked at again first; there is no undo",
+                among=artifacts)
+    for one in (show, purge):
+        one.add_argument("preview", metavar="PREVIEW", help="the file that a scan wrote")
+    show.add_argument("--kind", action="append", metavar="NAME", help="only this kind (may be repeated)")
+    show.add_argument("--state", choices=("offered", "optional", "kept"), help="only what is in this state")
+    show.add_argument("--sort", choices=("size", "age", "path", "owner", "number"), default="size",
+                      help="largest, oldest, ... first (default: size)")
+    show.add_argument("--limit", type=int, default=20, metavar="N", help="list at most N artifacts; 0: all (default: 20)")
+    purge.add_argument("--all-offered", action="store_true", help="choose all that the preview offers")
+    purge.add_argument("--kind", action="append", metavar="NAME", help="choose all of this kind that can be chosen (may be repeated)")
+    purge.add_argument("--only", action="append", type=int, metavar="N", help="choose the artifact of this number (may be repeated)")
+    purge.add_argument("--without", action="append", type=int, metavar="N", help="but not the artifact of this number (may be repeated)")
+    purge.add_argument("--dry-run", action="store_true", help="say exactly what would go; delete nothing")
+    purge.add_argument("--manifest", metavar="FILE", help="write what became of each there, too: CSV if it ends so, else JSON; nothing "
+                       "is overwritten")
+    purge.add_argument("--yes", action="store_true", help="do not ask (asked is only at a terminal)")
+    purge.add_argument("--verbose", action="store_true", help="name each file as it goes")
 
 
 def _measure(add: Add) -> None:
