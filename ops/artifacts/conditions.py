@@ -39,7 +39,7 @@ FRESH_S = 1.0  # for what a start or an end of a process changes
 INSTALLED_FRESH_S = 30.0  # for what a build changes
 HEAD_BYTES = 16 << 20  # of a log: a start's own lines are among the first few thousand
 HEAD_LINES = 50_000
-RUNS_LOOKED_AT = 5  # last starts of a service; under the process manager all whose logs are kept
+FOLDERS_REMEMBERED = 10_000
 FLASHINFER = "flashinfer-python"
 _COMPILED = re.compile(r"torch_compile_cache/(?:torch_aot_compile/)?([0-9a-f]{10}|[0-9a-f]{64})\b|torch_aot_compile/([0-9a-f]{64})\b")
 _SERVER = re.compile(r"(?:VLLM|sglang)::|(?:\S*/)?(?:vllm|sglang)(?:\s|$)|\S*python[\d.]*\s(?:-\S+\s)*-m\s(?:vllm|sglang)[.\s]"
@@ -80,7 +80,8 @@ class Conditions:
         self._strangers: tuple[float, list[_Stranger]] = (float("-inf"), [])
         self._bound: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
         self._closed: tuple[float, str | None] = (float("-inf"), None)
-        self._newest: dict[tuple[str, str, str], str] = {}
+        self._newest: dict[tuple[str, str], str] = {}
+        self._users_of: dict[tuple[str, str], list[str]] = {}
         self._versions: dict[str, tuple[float, frozenset[str], str | None]] = {}
         self._used: dict[str, tuple[float, frozenset[str], str | None]] = {}
         self._checks: dict[str, Callable[[Kind, str, os.stat_result, int], str | None]] = {
@@ -130,8 +131,14 @@ class Conditions:
         return None if stranger is None else f"A server that is no service here (pid {stranger.pid}) runs, and may have made it"
 
     def _services(self, kind: Kind, path: str) -> list[str]:
-        found = self.places.services_of(kind, path) if self.places is not None else list(self._by_name)
-        return [name for name in found if name in self._by_name]
+        """Those that could use what lies at `path`: the same for all that lies in one folder."""
+        key = (kind.name, os.path.dirname(path))
+        if (known := self._users_of.get(key)) is None:
+            if len(self._users_of) > FOLDERS_REMEMBERED:
+                self._users_of.clear()
+            found = self.places.services_of(kind, path) if self.places is not None else list(self._by_name)
+            known = self._users_of[key] = [name for name in found if name in self._by_name]
+        return known
 
     def _status(self, name: str) -> ServiceStatus:
         known = self._statuses.get(name)
@@ -231,9 +238,11 @@ class Conditions:
 
     def _newest_in(self, folder: str, kind: Kind) -> str:
         """The name of the newest artifact of that kind in the folder, as of the last look, but there right now; "" if there is none."""
-        key = (folder, kind.name, kind.unit)
+        key = (kind.name, folder)
         known = self._newest.get(key)
         if known is None or not os.path.lexists(os.path.join(folder, known)):
+            if len(self._newest) > FOLDERS_REMEMBERED:
+                self._newest.clear()
             known = self._newest[key] = _newest(folder, kind)
         return known
 
@@ -285,6 +294,8 @@ def _installed_in(record: ServiceRecord) -> tuple[frozenset[str], str | None]:
     for path in (record.environment, str(record.current)):
         if path and os.path.isdir(path):  # noqa: PTH112
             folders.setdefault(os.path.realpath(path), os.path.basename(path))
+    if not folders:
+        return frozenset(), "it has no release, and names no environment"
     versions: set[str] = set()
     for folder, name in folders.items():
         try:

@@ -179,6 +179,9 @@ def test_kernels_of_a_version_that_any_kept_release_has_stay(tmp_path: Path, ser
     versions = {name: aged(tmp_path / "fi" / name, 2 * DAY, folder=True) for name in ("0.6.2", "0.6.3", "0.7.4")}
     assert {name: verdict(of, KINDS["flashinfer-jit"], folder) for name, folder in versions.items()} == {
         "0.6.2": None, "0.6.3": "A release of `kimi` has FlashInfer 0.6.3 installed", "0.7.4": "A release of `qwen` has FlashInfer 0.7.4 installed"}
+    bare = conditions("flashinfer-cache", tmp_path / "fi", record(tmp_path, "bare"))
+    services["bare"] = Service()
+    assert "it has no release" in (verdict(bare, KINDS["flashinfer-jit"], versions["0.6.2"]) or "")
     (kimi.releases / "20260102-000000-0.2" / "bin").mkdir(parents=True)  # something that is no environment
     assert "cannot be read" in (verdict(of, KINDS["flashinfer-jit"], versions["0.6.2"]) or "")
 
