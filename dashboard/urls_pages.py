@@ -15,6 +15,7 @@ from dashboard.views import (
     fleet,
     guards,
     jobs,
+    kinds,
     launch,
     pages,
     plans,
@@ -83,4 +84,8 @@ urlpatterns = [
     path("settings/channels/new/<str:preset>/", channels.channel_new_from, name="channel_new_from"),
     path("settings/channels/<str:name>/", channels.channel_edit, name="channel_edit"),
     path("settings/channels/<str:name>/remove/", channels.channel_remove, name="channel_remove"),
+    path("settings/kinds/", kinds.kinds, name="kinds"),
+    path("settings/kinds/new/", kinds.kind_new, name="kind_new"),
+    path("settings/kinds/<str:name>/", kinds.kind_edit, name="kind_edit"),
+    path("settings/kinds/<str:name>/remove/", kinds.kind_remove, name="kind_remove"),
 ]

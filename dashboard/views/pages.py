@@ -8,7 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
-from dashboard import adoption_forms, environment_story
+from dashboard import adoption_forms, environment_story, kind_forms
 from dashboard.models import Job, Node, Service
 from dashboard.views import channels
 from dashboard.views.fleet import job_rows, node_card
@@ -16,7 +16,8 @@ from dashboard.views.fleet import job_rows, node_card
 
 @require_safe
 def settings(request: HttpRequest) -> HttpResponse:
-    return render(request, "pages/settings.html", {"channels": channels.listed(), "nodes": list(Node.objects.all())})
+    return render(request, "pages/settings.html", {
+        "channels": channels.listed(), "nodes": list(Node.objects.all()), "own_kinds": kind_forms.own(), "builtin_count": len(kind_forms.builtin())})
 
 
 @require_safe

@@ -821,6 +821,15 @@ def deciding() -> Story:
     return story
 
 
+def previewing() -> Story:
+    """A node whose leftovers were scanned, and not purged yet."""
+    story = Story()
+    story.node()
+    story.service()
+    cleanup_data.scan_job(story, problems=cleanup_data.PROBLEMS)
+    return story
+
+
 def cleaning() -> Story:
     """A node whose leftovers were scanned and partly purged, scanned again since, and a purge of every outcome."""
     story = Story()
