@@ -71,8 +71,9 @@ def test_a_person_finds_edits_redeploys_and_rolls_back(stack: PracticeStack) -> 
         expect(page.get_by_role("heading", name="Two ways to put the edited files right")).to_be_visible()
         expect(page.get_by_role("row", name=re.compile("this plan"))).to_have_count(1)
         expect(page.get_by_text("coupled, added by Roundhouse")).to_be_visible()
-        for option in ("sweep", "purge"):
-            page.locator(f"input[name={option}]").uncheck()
+        page.locator("input[name=sweep]").uncheck()
+        page.locator("input[name=purge_kinds][value=debug-tensor]").uncheck()
+        expect(page.get_by_text("Nothing will be deleted.")).to_be_visible()
         confirm.click()
         job_ends_well(page)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from tests.dashboard.pages import environment_data as said
 from tests.walks.browser_console import BrowserConsole, chromium, running_console, visit, wait
@@ -248,3 +248,27 @@ def test_a_log_is_chosen_as_a_file_and_one_too_large_is_told_before_it_is_sent(c
         page.get_by_role("button", name="Find the decisive line").click()
         page.locator(".card-fail h2").wait_for()
         assert "40,000 lines" in page.inner_text("main") and not said
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["with scripts", "without scripts"])
+def test_a_plan_says_exactly_what_its_ticks_will_delete(console: BrowserConsole, browser: Browser, scripts: bool) -> None:
+    number = next(number for number, kind, *_ in console.seed("full")["jobs"] if kind == "plan")
+    context = browser.new_context(java_script_enabled=scripts)
+    context.add_cookies([{"name": "roundhouse_session", "value": console.seeded["session"], "url": console.address}])
+    page = context.new_page()
+    page.goto(f"{console.address}/plans/{number}/")
+    sentence, changed = page.locator("[data-purge-sentence]"), page.locator(".purge-changed")
+    expect(sentence).to_have_text("35 debug tensors, 65.2\u202fMB, will be deleted for good.")
+    page.check("input[value=compile-cache]")
+    if scripts:
+        expect(sentence).to_have_text("35 debug tensors and 3 stale compile caches, 4.3\u202fGB, will be deleted for good.")
+        page.uncheck("input[value=compile-cache]")
+        page.uncheck("input[value=debug-tensor]")
+        expect(sentence).to_have_text("Nothing will be deleted.")
+    else:  # no sum that is not true any more
+        expect(sentence).to_be_hidden()
+        expect(changed).to_have_text("What is ticked will be deleted for good.")
+        page.uncheck("input[value=compile-cache]")
+        expect(sentence).to_be_visible()
+        expect(changed).to_be_hidden()
+    context.close()

@@ -80,7 +80,7 @@ def test_a_person_redeploys_and_watches_it_to_the_report(stack: PracticeStack) -
         assert set(step_states(page).values()) == {"done"}
         for part in ("Reinstall", "Cleanup", "Service verified", "Benchmark"):
             expect(page.get_by_role("heading", name=part)).to_be_visible()
-        expect(page.get_by_text("35 files")).to_be_visible()
+        expect(page.locator(".report-part", has_text="Cleanup").get_by_text("35 debug tensors")).to_be_visible()
         eventually(page, lambda: points_drawn(page) == 4, "the report's chart has all four levels")
         expect(page.get_by_role("button", name="Copy as Markdown")).to_be_visible()
     assert said == []
