@@ -23,7 +23,7 @@ The names, and where the programs write (their own sources say so; kinds.toml na
     releases           releases/ of a service
     uv-cache           the cache of the uv that builds releases
 """
-# ruff: noqa: PTH111, PTH112, PTH116, PTH118, PTH119, PTH120
+# ruff: noqa: PTH111, PTH116, PTH118, PTH119, PTH120
 
 from __future__ import annotations
 
@@ -220,19 +220,27 @@ class _Collector:
             made.append(Place(name=name, path=path, service=users[0] if len(users) == 1 else "", why=why, services=users))
         return made
 
-    def add(self, name: str, path: str, why: str, services: Iterable[str] = (), *, own: bool = False) -> None:
-        """A place, if a kind wants it, it is there, and it may be looked into. `own`: a service's own folder, which needs no line in node.toml."""
+    def add(self, name: str, path: str, why: str, services: Iterable[str] = (), *, own: bool = False, below: str = "") -> None:
+        """A place, if a kind wants it, it is there, and it may be looked into. `own`: a service's own folder, which needs no line in node.toml.
+        `below`: a service's folder in which it lies; that this lies in the state folder does not matter then."""
         if name not in self.wanted or not path.startswith("/"):
             return
+        try:
+            is_folder = stat_words.S_ISDIR(os.stat(path).st_mode)
+        except PermissionError:
+            self._tell(f"`{shown(path)}` ({why}) {NOT_LOOKED}: this user may not enter a folder on the way")
+            return
+        except OSError:  # not there
+            return
         real = os.path.realpath(path)
-        if not os.path.isdir(real) or real == "/":
+        if not is_folder or real == "/":
             return
         if (known := self._found.get((name, real))) is not None:
             known[1].extend(service for service in services if service not in known[1])
             return
         if not own and not self._may(real, why):
             return
-        if not own and (zone := self.never.covers(real, below=self._practice_root)) is not None:
+        if not own and (zone := self.never.covers(real, below=below or self._practice_root)) is not None:
             self._tell(f"`{shown(real)}` ({why}) {NOT_LOOKED}: it is, or lies in, {zone}")
             return
         self._found[name, real] = (why, list(services))
@@ -331,14 +339,17 @@ class _Collector:
         from ops.environments.plan import default_uv
 
         root = os.path.realpath(record.root)
-        self.never.only[root] = frozenset({FLASHINFER_DUMPS})
+        scratch = [os.path.realpath(path) for path in record.artifact_roots]
+        inside = {path[len(root) + 1:].partition("/")[0] for path in scratch if is_inside(path, root) and path != root}
+        self.never.only[root] = frozenset({FLASHINFER_DUMPS, *inside})
         for path in (record.model_path, record.environment):
             if path:
                 self.never.add(path, f"the {'model' if path == record.model_path else 'environment'} of `{record.name}`")
-        self.never.add(record.releases, f"the releases of `{record.name}`")
+        for name in ("releases", "shelf", "logs"):
+            self.never.add(record.folder / name, f"the {name} of `{record.name}`")
         self.never.add(record.current, f"the environment that `{record.name}` runs from")
-        for path in record.artifact_roots:
-            self.add("scratch", path, f"where debug code of `{record.name}` writes", [record.name])
+        for path in scratch:
+            self.add("scratch", path, f"where debug code of `{record.name}` writes", [record.name], below=root if is_inside(path, root) else "")
         self.add("service-folder", root, f"the folder of `{record.name}`", [record.name], own=True)
         if record.manager == "systemd" and (folder := _working_folder(record)):
             self.add("service-folder", folder, f"the working directory of `{record.name}`", [record.name])

@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,6 +119,21 @@ def test_what_node_toml_does_not_name_is_told_and_left_alone(tmp_path: Path, pat
     assert f"`{home}/.cache/vllm` (vLLM's cache of `kimi`) was not looked into: `artifact_roots` in node.toml does not name it" in found.problems
 
 
+def test_a_cache_that_this_user_cannot_reach_is_told(tmp_path: Path, paths: NodePaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    cache = str(home / ".cache" / "vllm")
+    stat = os.stat
+
+    def closed(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if str(path) == cache:
+            raise PermissionError(13, "Permission denied", cache)
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", closed)
+    found = places.of_node(node(home), paths, [record(paths)], kinds=kinds.builtin(), look=look(started(home)))
+    assert f"`{cache}` (vLLM's cache of `kimi`) was not looked into: this user may not enter a folder on the way" in found.problems
+
+
 def test_a_cache_behind_a_link_is_held_against_where_it_really_lies(tmp_path: Path, paths: NodePaths) -> None:
     elsewhere = make(tmp_path / "elsewhere" / "vllm")
     home = make(tmp_path / "home" / ".cache")
@@ -143,6 +159,17 @@ def test_models_hubs_environments_and_state_are_never_entered_wherever_they_lie(
     assert found.never.enters((tmp_path / "bind").stat(), str(tmp_path / "bind")) is None
     dumps = make(service.folder / "flashinfer_dumps")
     assert found.never.enters(dumps.stat(), str(dumps)) is None
+
+
+def test_scratch_may_lie_in_a_services_own_folder_but_shelf_logs_and_releases_never(tmp_path: Path, paths: NodePaths) -> None:
+    folder = paths.services / "kimi"
+    scratch, shelf = make(folder / "scratch" / "deep"), make(folder / "shelf")
+    service = record(paths, artifact_roots=[str(folder / "scratch"), str(shelf)])
+    found = places.of_node(node(tmp_path), paths, [service], kinds=kinds.builtin(), look=look(started(tmp_path / "home")))
+    assert paths_of(found, "scratch") == [str(folder / "scratch")]
+    assert found.never.enters((folder / "scratch").stat(), str(folder / "scratch")) is None
+    assert found.never.enters(scratch.stat(), str(scratch)) is None
+    assert any(f"`{shelf}`" in text and "the shelf of `kimi`" in text for text in found.problems)
 
 
 def test_what_another_user_keeps_for_himself_is_not_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
