@@ -26,7 +26,7 @@ from ops.artifacts.kinds import counted
 FIRST, MORE, ROWS_MOST = 6, 50, 2000  # rows of a kind: at first, at each click, at most
 OPENED = 3  # kinds that are open at first
 WORDS = 8  # of a search
-LARGEST_SHOWN, PROBLEMS_SHOWN, HOLDERS_SHOWN = 12, 20, 5
+LARGEST_SHOWN, PROBLEMS_SHOWN, HOLDERS_SHOWN = 8, 20, 5
 SCAN_JOBS, PURGE_JOBS = ("artifact-scan",), ("purge",)
 DONE = ("deleted", "gone")  # results after which nothing is left to choose
 STATES = {"choosable": "can be chosen", OFFERED: "chosen at first", OPTIONAL: "only if you choose it", KEPT: "kept", "purged": "purged since"}
@@ -203,12 +203,20 @@ def rows(scan: ArtifactScan, kind: Mapping[str, Any], shown: Shown, *, now: date
 def _row(artifact: ScannedArtifact, kind: Mapping[str, Any], now: datetime, checked: bool, disks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     holders = [one for one in artifact.open_by if isinstance(one, dict)][:HOLDERS_SHOWN] if isinstance(artifact.open_by, list) else []
     said = artifact.why if artifact.why not in (kind.get("leftover"), kind.get("keeping")) else ""
+    folder, name = parted(artifact.path)
     return {
-        "artifact": artifact, "age": age_words((now - artifact.newest).total_seconds()), "holders": [_holder(one) for one in holders[:1]],
+        "artifact": artifact, "folder": folder, "name": name, "age": age_words((now - artifact.newest).total_seconds()),
+        "holders": [_holder(one) for one in holders[:1]],
         "more_holders": len(holders) - 1 if len(holders) > 1 else 0, "all_holders": ", ".join(_holder(one) for one in holders),
-        "nobody": "nobody" if checked else "not known", "why": said, "kept": artifact.state == KEPT, "can": can_choose(artifact),
+        "nobody": "nobody" if checked else "nobody seen", "why": said, "kept": artifact.state == KEPT, "can": can_choose(artifact),
         "result": RESULTS.get(artifact.result), "disk": _disk_of(artifact.path, disks),
     }
+
+
+def parted(path: str) -> tuple[str, str]:
+    """The folder of a path with its slash, and the name: read apart, they are quicker to tell apart."""
+    folder, slash, name = path.rpartition("/")
+    return f"{folder}{slash}", name
 
 
 def can_choose(artifact: ScannedArtifact) -> bool:

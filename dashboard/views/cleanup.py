@@ -245,7 +245,8 @@ def manifest(request: HtmxRequest, number: int) -> HttpResponse:
     shown = story.Lines.of(request.GET)
     page = Paginator(story.lines(job, shown), LINES).get_page(request.GET.get("page"))
     usual = story.usual_reasons(job, titles)
-    rows = [{"line": line, "result": story.RESULTS.get(line.result, ("unknown", line.result)),
+    rows = [{"line": line, **dict(zip(("folder", "name"), story.parted(line.path), strict=True)),
+             "result": story.RESULTS.get(line.result, ("unknown", line.result)),
              "reason": line.reason if line.reason != usual.get(line.kind) else "",
              "age": story.age_words((job.created_at - line.newest).total_seconds())} for line in page.object_list]
     from_scan = _uuid(job.params.get("scan"))

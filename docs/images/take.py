@@ -4,8 +4,8 @@
     .venv/bin/python docs/images/take.py LINK          # in another, with the sign-in link that it prints
 
 It presses the buttons that a person would press: a reset of the box, an integrity check, plans of every sort, a redeploy, a roll back, a recipe that
-becomes a channel, a guard that is broken (in the practice box's model folder) and applied, a sweep three times over, and a redeploy whose
-packages do not agree.
+becomes a channel, a guard that is broken (in the practice box's model folder) and applied, a sweep three times over, a redeploy whose
+packages do not agree, and a scan and a purge of leftovers.
 Takes about ten minutes.
 """
 
@@ -79,8 +79,7 @@ def take_all(camera: Camera, link: str) -> None:
     page.goto(link)
     page.click("text=Sign in to Roundhouse")
     for name, path in (("fleet", "/"), ("node", "/nodes/practice/"), ("services", "/services/"), ("service", "/services/practice/kimi-k25/"),
-                       ("jobs", "/jobs/"),
-                       ("cleanup", "/cleanup/")):
+                       ("jobs", "/jobs/")):
         camera.go(base + path)
         if name == "fleet":
             page.wait_for_timeout(3000)
@@ -147,6 +146,27 @@ def take_all(camera: Camera, link: str) -> None:
     camera.take("job-failed")
     camera.go(base)
     camera.take("fleet-needs-you")
+    take_cleanup(camera, base)
+
+
+def take_cleanup(camera: Camera, base: str) -> None:
+    """A scan of the practice box, its preview, the question, and the manifest of what went. The redeploy before it failed, so nothing was purged."""
+    page = camera.page
+    camera.go(f"{base}/cleanup/practice/")
+    page.click("text=Scan practice")
+    page.wait_for_selector("tbody[data-kind=debug-tensor] input:checked")
+    camera.take("cleanup-node")
+    camera.go(f"{base}/cleanup/")
+    camera.take("cleanup")
+    camera.go(f"{base}/cleanup/practice/")
+    page.click("[data-review]")
+    page.wait_for_selector("dialog[open]")
+    camera.take("cleanup-question", full=False)
+    page.click("dialog >> text=for good >> nth=-1")
+    page.wait_for_url(re.compile("/jobs/"))
+    camera.until(ENDED)
+    camera.go(f"{base}/cleanup/manifests/{page.url.split('/jobs/')[1].split('/')[0]}/")
+    camera.take("manifest")
 
 
 def take_measuring(camera: Camera, base: str, service: str) -> None:

@@ -96,6 +96,8 @@ def addresses(world: str, seeded: dict[str, Any]) -> dict[str, str]:
             found[f"plan-{number}"] = f"/plans/{number}/"
         if kind == "integrity" and state == "succeeded":
             found.setdefault("integrity-result", f"/jobs/{number}/integrity/")
+        if kind in ("artifact-scan", "purge"):
+            found |= {"cleanup-node": "/cleanup/practice/"} if kind == "artifact-scan" else {f"manifest-{state}": f"/cleanup/manifests/{number}/"}
         if kind in ("build", "rollback"):
             found.setdefault(f"job-{kind}-shelf", f"/jobs/{number}/?step=shelf")
         found.setdefault(f"job-{kind}-{state}", f"/plans/{number}/" if kind == "plan" else f"/jobs/{number}/")
