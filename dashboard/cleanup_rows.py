@@ -228,6 +228,7 @@ def keep_purge(job: Job, data: dict[str, Any], at: datetime) -> dict[str, Any]:
         "freed_bytes": freed,
         "manifest": {"path": text(manifest.get("path"), 4096), **{name: whole(manifest.get(name), COUNT_MOST) or 0 for name in ("entries", "told")}},
         "took_s": number(data.get("took_s")), "cancelled": data.get("cancelled") is True, "gauges": gauges(data.get("gauges")),
+        "problems": [one[:SENTENCE_MAX] for one in texts(data.get("problems"), PROBLEMS_MOST)],
     }
     scan = purged_scan(job, data)
     if scan is not None:

@@ -22,6 +22,7 @@ LINES_SHOWN = 200  # of an old result's paths
 STAYED_SHOWN = 20  # manifest lines of what was not deleted; the manifest's page has all
 PATHS_OF_A_KIND = 200  # that a plan's page carries
 STAYED = ("kept", "partly")
+PROBLEMS_MOST = 20
 KINDS_MOST = 250  # rows of one table
 PARTS = ("count", "files", "size_bytes")
 ROWS_MOST = 20_000  # of one list that a node told
@@ -46,7 +47,8 @@ def purged(found: Job) -> dict[str, Any] | None:
     `deleted` (artifacts), `files`, `freed_bytes`, `kept`, `gone` (they were not there any more), `left` (chosen, but not looked at before it was
     cancelled), `chosen` (each None: not known), `kinds` [{kind, title, chosen, deleted, kept, freed_bytes, words}], `words` ("35 debug tensors and 3
     compile caches"), `why_kept` [{why, count, example}], `lines` (how many lines the manifest has here), `cancelled`, `took_s`, `whole` (its result
-    was told: False where the runner died first), `old` (told by an earlier version), `paths` and `kept_paths` (of an old one only).
+    was told: False where the runner died first), `problems` (sentences about the manifest), `old` (told by an earlier version), `paths` and
+    `kept_paths` (of an old one only).
     """
     raw = told((found.result or {}).get("purge"))
     if _is_old(raw):
@@ -68,7 +70,7 @@ def purged(found: Job) -> dict[str, Any] | None:
                      for row in listed(raw.get("why_kept"))],
         "lines": lines, "manifest_path": text(manifest.get("path")), "entries": seen, "cancelled": raw.get("cancelled") is True,
         "took_s": raw.get("took_s") if isinstance(raw.get("took_s"), int | float) else None, "whole": True, "old": False, "paths": [],
-        "kept_paths": [], "gauges": gauges(raw.get("gauges"))}
+        "kept_paths": [], "gauges": gauges(raw.get("gauges")), "problems": from_a_node.texts(raw.get("problems"), PROBLEMS_MOST)}
 
 
 def _is_old(raw: dict[str, Any]) -> bool:
@@ -120,7 +122,7 @@ def _from_lines(found: Job) -> dict[str, Any] | None:
         "kept": total("number", results=STAYED), "chosen": None, "chosen_bytes": None, "gone": total("number", results=("gone",)), "left": None,
         "kinds": kinds, "words": _sentence(kinds), "why_kept": [{"why": row["why"], "count": row["number"], "example": ""} for row in whys],
         "lines": lines.count(), "manifest_path": "", "entries": None, "cancelled": False, "took_s": None, "whole": False, "old": False, "paths": [],
-        "kept_paths": [], "gauges": []}
+        "kept_paths": [], "gauges": [], "problems": []}
 
 
 def _old(raw: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +141,7 @@ def _old(raw: dict[str, Any]) -> dict[str, Any]:
     return {
         "deleted": len(rows), "files": len(rows), "freed_bytes": whole(raw.get("freed_bytes")), "kept": len(kept), "chosen": None,
         "chosen_bytes": None, "gone": None, "left": None, "kinds": kinds, "words": _sentence(kinds), "why_kept": [], "lines": 0, "entries": None,
-        "manifest_path": "", "cancelled": False, "took_s": None, "whole": True, "old": True, "gauges": [],
+        "manifest_path": "", "cancelled": False, "took_s": None, "whole": True, "old": True, "gauges": [], "problems": [],
         "paths": [{"path": text(row.get("path")), "size_bytes": whole(row.get("size_bytes"))} for row in rows],
         "kept_paths": [{"path": text(row.get("path")), "why": text(row.get("why"))} for row in kept]}
 

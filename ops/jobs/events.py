@@ -141,7 +141,7 @@ class EventType(StrEnum):
     PURGE_ENTRIES = "purge.entries"
     # the whole of a purge: scan, chosen {count, files, size_bytes}, deleted {count, files, size_bytes}, kept {count}, kinds [{kind, title, one,
     # chosen, deleted, kept, freed_bytes}], why_kept [{why, count, example}], freed_bytes, manifest {path (on the node), entries, told (in
-    # purge.entries)}, took_s, cancelled (bool), gauges (as in artifacts.scanned, looked at afterwards)
+    # purge.entries)}, took_s, cancelled (bool), gauges (as in artifacts.scanned, looked at afterwards), problems [sentence] about the manifest
     PURGE_RESULT = "purge.result"
     # the four-part report (ops/report.py), as data and as "markdown"
     REPORT = "report"
