@@ -21,6 +21,7 @@ from dashboard.launcher import node
 from dashboard.launcher.children import Children
 from dashboard.launcher.earlier import START_MARK, Start
 from dashboard.launcher.terminal import JobLines, Terminal
+from ops.agent.config import NodePaths
 from ops.gpus.processes import marked_with, start_ticks
 from ops.jobs.errors import Busy
 from ops.jobs.events import Event
@@ -266,6 +267,15 @@ def lines_of(*events: tuple[str, dict[str, object]]) -> list[str]:
     for seq, (type_, data) in enumerate(events, 1):
         shown.show(Event("job", seq, 0.0, type_, dict(data)))
     return out.getvalue().splitlines()
+
+
+def test_a_new_real_node_may_clean_up_temporary_files_and_one_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    paths, out = NodePaths(tmp_path / "node"), io.StringIO()
+    assert {"/tmp", "/dev/shm"} <= set(node.set_up_real(paths, Terminal(out)).artifact_roots)
+    kept = 'name = "mine"\n'
+    paths.node_toml.write_text(kept)
+    assert node.set_up_real(paths, Terminal(out)).artifact_roots == []
+    assert paths.node_toml.read_text() == kept
 
 
 def test_a_jobs_events_become_lines_that_a_person_can_read() -> None:

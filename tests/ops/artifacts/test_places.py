@@ -262,3 +262,12 @@ def test_an_own_kinds_folder_is_checked_like_a_root(tmp_path: Path, paths: NodeP
     assert [place.path for place in found.of(kind)] == [str(ours)]
     assert len(found.problems) == 2
     assert all("Team dumps" in text for text in found.problems)
+
+
+def test_a_new_node_may_clean_up_where_leftovers_are_made_but_not_in_homes_or_model_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    roots = places.default_roots()
+    assert roots[:3] == ["/tmp", "/var/tmp", "/dev/shm"]
+    assert str(tmp_path / "cache" / "vllm") in roots
+    assert not any(root.endswith((".cache", "huggingface", "/")) for root in roots)
+    assert os.path.realpath(os.path.expanduser("~")) not in roots  # noqa: PTH111
