@@ -78,7 +78,8 @@ def result_line(job: Job) -> str:
         rolled = {"done": "; rolled back", "failed": "; rollback failed"}.get(job.rollback, "")
         return f"{job.reason.rstrip('.')}{rolled}"
     if job.state == JobState.CANCELLED:
-        return job.reason or "cancelled"
+        purged = purge_story.line(job) if job.type == "purge" else ""
+        return f"{purged}; cancelled" if purged else job.reason or "cancelled"
     if told := _environment_line(job, result) or _control_line(job, result):
         return told
     if job.type == "redeploy":

@@ -6,6 +6,7 @@ its field. Which folders may be cleaned up at all is each node's own to say: `ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,16 @@ CONDITION_WORDS = {
     "not-newest": "a newer one lies beside it", "not-bound": "no process listens on it",
     "all-processes-seen": "every process that could have it open could be looked into",
 }
-PLACE_WORDS = {"scratch": "scratch folders of services", "tmp": "temporary folders", "shm": "shared memory"}
+PLACE_WORDS = {
+    "scratch": "scratch folders of services", "tmp": "temporary folders", "shm": "shared memory", "service-folder": "where services run",
+    "cores": "where the kernel puts core dumps", "gpu-cores": "where CUDA puts core dumps", "vllm-cache": "vLLM's cache",
+    "vllm-dump": "vLLM's dump folder", "flashinfer-cache": "FlashInfer's cache", "flashinfer-dump": "FlashInfer's dump folder",
+    "autotune-cache": "the autotune cache", "triton-cache": "Triton's cache", "torch-cache": "PyTorch's cache", "nv-cache": "the CUDA driver's cache",
+    "rpc": "vLLM's socket folder", "releases": "releases of services", "uv-cache": "uv's cache"}
+METHOD_WORDS = {"release": "neither live nor the way back", "uv-cache": "uv itself says that nothing needs it"}
+CLASSES = {"[0-9a-f]": "hex", "[0-9]": "number", "[A-Z2-7]": "hash"}  # of which a name has some in a row
+RUNS = re.compile(rf"({'|'.join(map(re.escape, CLASSES))})(?:\1)*\*?")
+UUID = "<hex>-<hex>-4<hex>-[89ab]<hex>-<hex>"
 # Right values of each field that `own` looks at: so the others are looked at, too, where one is wrong
 STAND_INS: dict[str, Any] = {
     "name": "x-stand-in", "title": "x", "one": "x", "leftover": "x", "keeping": "x", "places": ["/x/y"], "patterns": ["x.tmp"], "depth": 4,
@@ -62,8 +72,8 @@ class Shown:
 
 FIELDS: tuple[dict[str, Any], ...] = (
     {"name": "name", "title": "Name", "kind": "text", "most": 40, "help": "Lower-case letters, digits and dashes: `bench-scratch`"},
-    {"name": "title", "title": "Title", "kind": "text", "most": 60, "help": "What several of them are called: `Benchmark scratch files`"},
-    {"name": "one", "title": "One of them", "kind": "text", "most": 60, "help": "`benchmark scratch file`"},
+    {"name": "title", "title": "Title", "kind": "text", "most": 60, "help": "What several are called: `Benchmark scratch files`"},
+    {"name": "one", "title": "One of them", "kind": "text", "most": 60, "help": "What a single one is called: `benchmark scratch file`"},
     {"name": "places", "title": "Folders", "kind": "lines", "mono": True,
      "help": "Absolute, one a line. A node looks into one only if its node.toml allows it"},
     {"name": "patterns", "title": "Names", "kind": "lines", "mono": True,
@@ -190,8 +200,9 @@ def described(kind: Kind) -> dict[str, Any]:
     an own one its `row`, and why it is not taken any more in `problem`."""
     where = [PLACE_WORDS.get(place, place if place.startswith("/") else place.replace("-", " ")) for place in kind.places]
     when = [f"older than {age_words(kind.min_age_s)}"] if kind.min_age_s else []
-    when += [CONDITION_WORDS.get(name, name) for name in kind.conditions]
-    return {"row": None, "problem": "", "title": kind.title, "kind": kind, "where": where, "names": kind.patterns, "when": when,
+    when += [CONDITION_WORDS.get(name, name) for name in kind.conditions] + ([METHOD_WORDS[kind.method]] if kind.method in METHOD_WORDS else [])
+    return {"row": None, "problem": "", "title": kind.title, "kind": kind, "where": where,
+            "names": [] if kind.method != "files" else kind.patterns if kind.own else list(dict.fromkeys(map(name_words, kind.patterns))), "when": when,
             "chosen": kind.offered}
 
 
@@ -209,6 +220,11 @@ def own() -> list[dict[str, Any]]:
             made.append({"row": row, "problem": _words(error), "title": row.name, "kind": None, "where": [], "names": [], "when": [],
                          "chosen": False})
     return made
+
+
+def name_words(pattern: str) -> str:
+    """A pattern of a built-in kind for people: `core.<number>` for one to seven digits, `<hex>`, `<hash>`, `<uuid>`."""
+    return RUNS.sub(lambda found: f"<{CLASSES[found[1]]}>", pattern).replace(UUID, "<uuid>")
 
 
 def age_words(seconds: float) -> str:
