@@ -93,15 +93,6 @@ class Kind(Record):
                 return True
         return False
 
-    @property
-    def deepest(self) -> int:
-        """How many folders below its place an artifact of this kind can lie at most (0: directly in it)."""
-        return max(pattern.count("/") if "/" in pattern else self.depth for pattern in self.patterns)
-
-    def matches(self, name: str) -> bool:
-        """Whether a file of that name, anywhere in its place, could be one."""
-        return any("/" not in pattern and fnmatchcase(name, pattern) for pattern in self.patterns)
-
     def count(self, number: int) -> str:
         """`35 debug tensors`."""
         return counted(number, self.one, self.title)
@@ -114,21 +105,8 @@ def counted(number: int, one: str, title: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
 
 
-# For who has not yet moved on to `builtin`
-KINDS: tuple[Kind, ...] = (
-    Kind(
-        name="debug-tensor", title="Debug tensors", one="debug tensor", places=["scratch"], patterns=["*.pt"], with_redeploy=True,
-        leftover="Written by debug code, read by nobody: no service loads .pt files from a scratch folder", keeping="Nothing reads it again",
-    ),
-)
-
 # A folder with one of these is a model, an environment or a hub cache: never a place of leftovers, whatever lies in it.
 NEVER_BESIDE = ("config.json", "pyvenv.cfg", "model.safetensors.index.json", "tokenizer.json", "refs", "blobs", "snapshots")
-
-
-def kind_of(name: str) -> Kind | None:
-    """The first kind that a file of that name could be."""
-    return next((kind for kind in KINDS if kind.matches(name)), None)
 
 
 @cache
