@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ops import control, launch_settings, measuring, report
-from ops.artifacts import purge as purging
-from ops.artifacts import scan
+from ops import cleaning, control, launch_settings, measuring, report
 from ops.environments import building, fingerprint, guards, in_place, integrity, patches, plan, pruning, releases
 from ops.environments.integrity import IntegrityReport
 from ops.environments.pristine import Fetch
@@ -38,8 +37,9 @@ UNDO_GPUS_S = 20.0  # a driver needs seconds to free memory; more would only len
 
 
 def steps(context: Context) -> list[Step]:
-    """All steps of a redeploy. Options in params: `smoke`, `sweep`, `purge` (default true), `preset`, `rollback`, `mode`, `options`,
-    `accept_no_rollback`; for an environment that is changed in place also `in_place` (true) and `environment` (its real path)."""
+    """All steps of a redeploy. Options in params: `smoke`, `sweep`, `purge` (default true), `purge_kinds` (names; null: what the plan offers),
+    `preset`, `rollback`, `mode`, `options`, `accept_no_rollback`; for an environment that is changed in place also `in_place` (true) and
+    `environment` (its real path)."""
     from ops import redeploy_in_place
 
     wanted = context.params
@@ -61,7 +61,8 @@ def steps(context: Context) -> list[Step]:
     if wanted.get("sweep", True):
         chosen.append(Step(name="sweep", title="Sweep", do=measuring.run_sweep, deadline_s=measuring.deadline_s(context)))
     if wanted.get("purge", True):
-        chosen.append(Step(name="purge", title="Purge", do=purge_chosen, deadline_s=900))
+        cleaning.wanted_with_redeploy(wanted)
+        chosen.append(Step(name="purge", title="Purge", do=cleaning.purge_planned, undo=cleaning.tell_what_went, deadline_s=3600))
     chosen.append(Step(name="prune", title="Old releases", do=prune, deadline_s=900))
     chosen.append(Step(name="report", title="Report", do=write_report, always=True, deadline_s=60))
     return chosen
@@ -73,7 +74,7 @@ def build_steps(context: Context) -> list[Step]:
         raise Refused(f"The environment of service `{context.the_service.name}` is changed in place", why="Nothing can be built beside it",
                       hint="Redeploy it, or take `in_place` out of its record")
     return [
-        Step(name="plan", title="Plan", do=plan_again, deadline_s=600),
+        Step(name="plan", title="Plan", do=plan_build_again, deadline_s=600),
         Step(name="preflight", title="Preflight", do=check_host, deadline_s=300),
         Step(name="build", title="Build", do=build, undo=remove_unused_release, deadline_s=3600),
         Step(name="verify", title="Verify", do=verify, deadline_s=1800),
@@ -109,24 +110,35 @@ def start_steps() -> list[Step]:
 
 def make_plan(context: Context) -> str:
     """The step of a plan job: what would happen, and whether it may."""
-    made = _plan(context)
+    made = _plan(context, leftovers=lambda: cleaning.for_plan(context))
     told = context.facts["plan"] = made.as_dict() | {"estimate": _estimate(context)}
     return _tell(context, told)
 
 
 def plan_again(context: Context) -> str:
-    """Plans once more and holds it against the plan that was confirmed: the job builds that plan or fails."""
+    """Plans once more and holds it against the plan that was confirmed: the job builds that plan or fails. The same for what it purges."""
+    return _plan_again(context, purges=bool(context.params.get("purge", True)))
+
+
+def plan_build_again(context: Context) -> str:
+    """As *plan_again*, for a job that purges nothing."""
+    return _plan_again(context, purges=False)
+
+
+def _plan_again(context: Context, *, purges: bool) -> str:
     report.collect(context)
     confirmed = context.snapshot.get("plan") or {}
-    made = _plan(context)
+    made = _plan(context, leftovers=(lambda: cleaning.for_plan(context)) if purges and not confirmed else None)
     if confirmed and not plan.same_build(wanted := plan.from_dict(confirmed), made):
         raise OpsError("The plan is not what was confirmed any more", why="; ".join(plan.differences(wanted, made)),
                        hint="Nothing was changed. Make a new plan and confirm it")
     context.facts["previous"] = _name(releases.current(context.the_service))
     told = made.as_dict() | {"estimate": confirmed.get("estimate") or _estimate(context)}
     if confirmed:
-        told["artifacts"] = confirmed["artifacts"]  # what was looked at and confirmed, not what lies there now
+        told["cleanup"] = wanted.cleanup  # what was looked at and confirmed, not what lies there now
     context.facts["plan"] = told
+    if purges:
+        cleaning.choice_of_plan(context)  # a kind that the plan does not know is refused now, not when the service has been down
     note = _tell(context, told)
     if blocking := [finding for finding in told["findings"] if finding["level"] == "stop"]:
         raise OpsError(blocking[0]["title"], why=blocking[0].get("why", ""), hint=blocking[0].get("fix", ""))
@@ -452,28 +464,6 @@ def smoke_tests(context: Context) -> str:
     return smoke.run(context, context.the_service, context.snapshot.get("suite"))
 
 
-def purge_chosen(context: Context) -> str:
-    """Deletes exactly the artifacts that the confirmed plan listed."""
-    record = context.the_service
-    listed = [scan.Artifact.from_dict(raw) for raw in context.facts["plan"].get("artifacts", [])]
-    return _purge(context, listed, record.artifact_roots)
-
-
-def purge_listed(context: Context) -> str:
-    """The step of a purge job: what its params list, as it was previewed."""
-    return _purge(context, [scan.Artifact.from_dict(raw) for raw in context.params.get("artifacts", [])], context.the_service.artifact_roots)
-
-
-def _purge(context: Context, listed: list[scan.Artifact], roots: list[str]) -> str:
-    if not listed:
-        return "nothing was chosen"
-    result = purging.purge(listed, roots=roots, log=context.log)
-    context.emit(EventType.PURGE_RESULT, result.as_dict())
-    if result.kept:
-        context.facts["partial"] = f"{len(result.kept)} files were kept"
-    return f"{len(result.deleted)} files, {result.freed_bytes / 1e6:.0f} MB freed"
-
-
 def prune(context: Context) -> str:
     """The release that passed everything is the last good one from now on; of the older ones those go that are over the limits."""
     mark_good(context)
@@ -513,11 +503,12 @@ def write_report(context: Context) -> str:
 # ---- what several steps need ----
 
 
-def _plan(context: Context) -> plan.Plan:
+def _plan(context: Context, *, leftovers: Callable[[], dict[str, Any]] | None) -> plan.Plan:
     params = context.params
     return plan.make(context.the_service, channel_of(context), version=params.get("version"), coupling=params.get("coupling", True),
                      mode=params.get("mode") or "full", options=params.get("options"), uv=building.uv_for(context, context.the_service),
-                     log=context.log, config=context.config, progress=lambda done, total: context.counted(done, total, "files"))
+                     log=context.log, config=context.config, progress=lambda done, total: context.counted(done, total, "files"),
+                     leftovers=leftovers)
 
 
 def _tell(context: Context, told: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ KEPT_ONE = {EventType.PLAN_MADE, EventType.WARMUP_DONE, EventType.SWEEP_FINISHED
             EventType.INTEGRITY, EventType.SWEEP_STARTED, EventType.REGRESSION}
 SMOKE_SHOWN = ("name", "title", "outcome", "summary", "took_s", "detail")  # the whole answers are in the job's events
 KEPT_ALL = {EventType.SMOKE_RESULT, EventType.LEVEL_FINISHED, EventType.DOWNTIME_ENDED}
+MANIFEST_SHOWN = 100  # lines of a purge's manifest in the report; the file on the node has all
 
 
 class Collector:
@@ -27,6 +28,9 @@ class Collector:
             self._said[str(type)] = data
         elif type in KEPT_ALL:
             self._said.setdefault(str(type), []).append(_short(data))
+        elif type == EventType.PURGE_ENTRIES:
+            lines = self._said.setdefault(str(type), [])
+            lines += data["entries"][:MANIFEST_SHOWN - len(lines)]
         self._emit(type, data)
 
 
@@ -67,7 +71,7 @@ def make(context: Context) -> dict[str, Any]:
         "pruned": facts.get("pruned", []),
         "downtime_s": sum(d["seconds"] for d in downtimes) if downtimes else None,
         "reinstall": _reinstall(plan, facts) if plan and built else None,
-        "cleanup": _cleanup(said.get(EventType.PURGE_RESULT)),
+        "cleanup": _cleanup(said),
         "service_verified": _service(said, facts, record.base_url),
         "benchmark": _benchmark(said),
         "diagnosis": said.get(EventType.DIAGNOSIS),
@@ -89,11 +93,18 @@ def _reinstall(plan: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cleanup(result: dict[str, Any] | None) -> dict[str, Any] | None:
+def _cleanup(said: dict[str, Any]) -> dict[str, Any] | None:
+    """What the purge gave back: counts, `kinds` and `why_kept` as in the event purge.result, `manifest` {path (on the node), entries}, and the first
+    of its `lines` (as in purge.entries), `more` of which are in the file alone."""
+    result = said.get(EventType.PURGE_RESULT)
     if result is None:
         return None
-    deleted = result["deleted"]
-    return {"deleted_count": len(deleted), "freed_bytes": result["freed_bytes"], "kept": result["kept"], "deleted": deleted}
+    lines = said.get(EventType.PURGE_ENTRIES, [])
+    return {
+        "deleted_count": result["deleted"]["count"], "deleted_files": result["deleted"]["files"], "freed_bytes": result["freed_bytes"],
+        "kept_count": result["kept"]["count"], "kinds": result["kinds"], "why_kept": result["why_kept"], "manifest": result["manifest"],
+        "cancelled": result["cancelled"], "lines": lines, "more": max(0, result["manifest"]["entries"] - len(lines)),
+    }
 
 
 def _service(said: dict[str, Any], facts: dict[str, Any], base_url: str) -> dict[str, Any] | None:
@@ -176,9 +187,25 @@ def _cleanup_lines(report: dict[str, Any]) -> list[str]:
     pruned = [f"Old releases removed: {', '.join(f'`{name}`' for name in report['pruned'])}."] if report["pruned"] else []
     if part is None:
         return ["Nothing was purged.", *pruned]
-    lines = [f"{part['deleted_count']} files deleted, {part['freed_bytes'] / 1e6:.0f} MB freed."]
-    lines += [f"Kept `{kept['path']}`: {kept['why']}" for kept in part["kept"]]
-    return lines + pruned
+    files = part["deleted_files"]
+    lines = [f"{files:,} {'file' if files == 1 else 'files'} deleted, {part['freed_bytes'] / 1e6:,.0f} MB freed"
+             f"{', then cancelled' if part['cancelled'] else ''}."]
+    if part["kinds"]:
+        lines += ["", "| what | chosen | deleted | kept | freed |", "| --- | ---: | ---: | ---: | ---: |"]
+        lines += [f"| {_cell(kind['title'])} | {kind['chosen']:,} | {kind['deleted']:,} | {kind['kept']:,} | {kind['freed_bytes'] / 1e6:,.1f} MB |"
+                  for kind in part["kinds"]]
+    if part["why_kept"]:
+        lines += ["", *(f"- Kept {why['count']:,}: {_cell(why['why'])}, such as `{_code(why['example'])}`" for why in part["why_kept"])]
+    if part["lines"]:
+        lines += ["", f"Manifest (`{_code(part['manifest']['path'])}`):", "", "| path | size | result |", "| --- | ---: | --- |"]
+        lines += [f"| `{_code(line['path'])}` | {line['size_bytes'] / 1e6:,.2f} MB | {_cell(_became(line))} |" for line in part["lines"]]
+    if part["more"]:
+        lines += ["", f"The manifest has {part['more']:,} more."]
+    return [*lines, "", *pruned] if pruned else lines
+
+
+def _became(line: dict[str, Any]) -> str:
+    return f"{line['result']}: {line['why']}" if line["why"] else str(line["result"])
 
 
 def _service_lines(report: dict[str, Any]) -> list[str]:
@@ -241,3 +268,8 @@ def duration(value: float) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
+
+
+def _code(text: str) -> str:
+    """A path between backticks in a table's cell: what would end it early is replaced, for nobody copies it from there."""
+    return _cell(text.replace("`", "'"))

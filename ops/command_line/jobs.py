@@ -238,6 +238,9 @@ def print_plan(made: dict[str, Any]) -> None:
         back = made["rollback"]
         print("In place: the service is down while packages are installed; " + (
             "the folder is copied beforehand" if back["possible"] else f"NO ROLLBACK: {back['why']}"))
+    for kind in (made.get("cleanup") or {}).get("kinds", []):
+        if kind["with_redeploy"] and (found := kind["offered"])["count"]:
+            print(f"A redeploy deletes {found['count']:,} x {kind['title']}, {size(found['size_bytes'])}, unless --no-purge is said")
     for finding in made["findings"]:
         print_finding(finding)
     print(f"plan {made['hash']}")

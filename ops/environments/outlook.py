@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ops.artifacts import scan
 from ops.environments import channels, guards, integrity, packages, wheelhouse
 from ops.environments import coupling as coupling_rules
 from ops.environments.resolving import Asks, Drawn, PlannedPackage, finding, known_wheels, lock_each, same_wheel
@@ -17,7 +16,6 @@ from ops.records import Channel, ServiceRecord
 
 UNPACKED_FACTOR = 3  # installed size of a wheel whose contents are not known: vLLM 2.6, torch 2.5, flashinfer-cubin 4.3 times the download
 SPARE_BYTES = 256 * 1024 * 1024  # room left beside a build: bytecode, logs
-ARTIFACTS_LISTED = 1000
 
 
 def coupled(new: dict[str, str], coupling: bool, asks: Asks, findings: list[dict[str, Any]]) -> None:
@@ -247,13 +245,19 @@ def _size(count: int) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
 
 
-def artifacts(record: ServiceRecord, findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def no_cleanup() -> dict[str, Any]:
+    """Of a plan for which nobody looked for leftovers."""
+    return {"scan": "", "digest": "", "kinds": [], "listed": [], "problems": []}
+
+
+def cleanup(look: Callable[[], dict[str, Any]] | None, findings: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a purge could delete: {scan (whose preview it is; "" where nobody looked), digest (of the preview), kinds (as in the event
+    artifacts.scanned), listed (the largest, as dicts of ops/artifacts/found.py Artifact), problems [sentence]}. What cannot be looked at keeps
+    nobody from a redeploy: it is a note."""
+    if look is None:
+        return no_cleanup()
     try:
-        found = scan.scan([Path(root) for root in record.artifact_roots])
+        return look()
     except OpsError as error:
-        findings.append(finding("note", error.what, why=error.why))
-        return []
-    if len(found) > ARTIFACTS_LISTED:
-        findings.append(finding("note", f"{len(found):,} leftover files were found; the plan lists the first {ARTIFACTS_LISTED:,}",
-                                 fix="Run a purge for the rest"))
-    return [artifact.as_dict() for artifact in found[:ARTIFACTS_LISTED]]
+        findings.append(finding("note", f"Leftovers could not be looked for: {error.what}", why=error.why, fix=error.hint))
+        return no_cleanup()

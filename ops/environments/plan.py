@@ -66,7 +66,7 @@ class Plan:
     findings: list[dict[str, Any]]  # level note|warning|stop, title, why, fix
     patched_files: list[dict[str, Any]]  # of the current release: they will not be in the new one; some with what was edited (`SHOWN`)
     guards: list[dict[str, Any]]
-    artifacts: list[dict[str, Any]]
+    cleanup: dict[str, Any]  # what a purge could give back: see outlook.cleanup
     disk: dict[str, Any]  # path, needed_bytes (of the release), cache_bytes (of uv's cache beside it), free_bytes, estimate
     input_state: str
     hash: str
@@ -99,6 +99,7 @@ def from_dict(raw: Any) -> Plan:
     if not isinstance(raw, dict):
         raise BadInput("A plan must be a JSON object")
     known = {f.name for f in fields(Plan)}
+    raw = {"cleanup": outlook.no_cleanup(), **raw}  # of a plan made before there was one
     if missing := sorted(known - set(raw)):
         raise BadInput(f"This is no plan: the field `{missing[0]}` is missing")
     plan = Plan(**{name: raw[name] for name in known})  # what a job added beside (an estimate of the downtime, say) is not ours
@@ -166,12 +167,14 @@ def default_uv(record: ServiceRecord, log: Callable[[str], None] | None = None) 
 
 def make(record: ServiceRecord, channel: Channel, *, version: str | None = None, coupling: bool = True, mode: str = "full",
          options: Mapping[str, Any] | None = None, uv: Uv | None = None, log: Callable[[str], None] | None = None,
-         config: NodeConfig | None = None, progress: integrity.Progress | None = None) -> Plan:
+         config: NodeConfig | None = None, progress: integrity.Progress | None = None,
+         leftovers: Callable[[], dict[str, Any]] | None = None) -> Plan:
     """The plan for a new release of the service out of the channel; nothing is changed.
 
     `version`: of vllm, the newest in the channel if None. `coupling=False` keeps coupled packages as they are installed today.
     `mode="restore"`: the versions of today, edited packages from pristine wheels. `progress` follows the hashing of the release in use.
-    A record that says `in_place` gets a plan for its environment where it is. Raises BadInput (NoSolution: with what conflicts with
+    `leftovers` looks for what a purge could delete (None: nobody looks). A record that says `in_place` gets a plan for its environment where it
+    is. Raises BadInput (NoSolution: with what conflicts with
     what; a version, a pre-release or a CUDA variant that is not the wanted one), Refused for practice wheels on a real node and the
     reverse, or for what `config` forbids, OpsError where an index does not answer.
     """
@@ -219,7 +222,7 @@ def make(record: ServiceRecord, channel: Channel, *, version: str | None = None,
         download_bytes=outlook.download([row for row in rows if mode == "full" or row.name in drawn.restore]),
         ways=outlook.ways(asks, mode, rows, drawn.restore, edited, report),
         rollback=outlook.rollback(record, live, release, disk, findings), findings=findings, patched_files=patched,
-        guards=[result.as_dict() for result in results], artifacts=outlook.artifacts(record, findings), disk=disk,
+        guards=[result.as_dict() for result in results], cleanup=outlook.cleanup(leftovers, findings), disk=disk,
         input_state=_input_state(record, current, report, results), hash="")
     return Plan(**{**{f.name: getattr(plan, f.name) for f in fields(Plan)}, "hash": _hash(plan)})
 

@@ -22,8 +22,14 @@ def _service_and_environment(service: str | None, params: dict[str, Any]) -> lis
     return [f"service:{service}", *([f"env:{environment}"] if environment else [])]
 
 
-def _purge_lock(service: str | None, params: dict[str, Any]) -> list[str]:
+def _shelf_lock(service: str | None, params: dict[str, Any]) -> list[str]:
     return ["node:purge"]
+
+
+def _purge_locks(service: str | None, params: dict[str, Any]) -> list[str]:
+    from ops import cleaning
+
+    return cleaning.locks(params)
 
 
 def _named_service_lock(service: str | None, params: dict[str, Any]) -> list[str]:
@@ -137,9 +143,15 @@ def _noise_floor(context: Context) -> list[Step]:
 
 
 def _purge(context: Context) -> list[Step]:
-    from ops import redeploy
+    from ops import cleaning
 
-    return [Step(name="purge", title="Purge", do=redeploy.purge_listed, deadline_s=900)]
+    return cleaning.purge_steps(context)
+
+
+def _artifact_scan(context: Context) -> list[Step]:
+    from ops import cleaning
+
+    return cleaning.scan_steps(context)
 
 
 def _smoke(context: Context) -> list[Step]:
@@ -265,7 +277,8 @@ KINDS: dict[str, Kind] = {kind.name: kind for kind in (
     Kind(name="warmup", title="Watch warmup of", locks=_no_lock, steps=_warmup, mutates=False),
     Kind(name="sweep", title="Sweep", locks=_service_lock, steps=_sweep),
     Kind(name="noise-floor", title="Measure the noise floor of", locks=_service_lock, steps=_noise_floor),
-    Kind(name="purge", title="Purge", locks=_purge_lock, steps=_purge),
+    Kind(name="artifact-scan", title="Scan for leftovers", locks=_no_lock, steps=_artifact_scan, needs_service=False, mutates=False),
+    Kind(name="purge", title="Purge leftovers", locks=_purge_locks, steps=_purge, needs_service=False),
     Kind(name="smoke", title="Smoke tests", locks=_service_lock, steps=_smoke),
     Kind(name="integrity", title="Integrity of", locks=_no_lock, steps=_integrity, mutates=False),
     Kind(name="remove-release", title="Remove a release of", locks=_service_lock,
@@ -273,7 +286,7 @@ KINDS: dict[str, Kind] = {kind.name: kind for kind in (
     Kind(name="guards-apply", title="Apply guards of", locks=_service_lock, steps=_upkeep("guards", "Apply guards", "apply_guards")),
     Kind(name="guards-set", title="Set guards of", locks=_service_lock, steps=_upkeep("guards", "Set guards", "set_guards")),
     # no service lock: what lies on the shelf is done with, and nobody should wait for a sweep to tidy up
-    Kind(name="shelf-forget", title="Forget patches of", locks=_purge_lock, steps=_upkeep("forget", "Forget patches", "forget_patches")),
+    Kind(name="shelf-forget", title="Forget patches of", locks=_shelf_lock, steps=_upkeep("forget", "Forget patches", "forget_patches")),
     Kind(name="recipe", title="Save a recipe of", locks=_no_lock, steps=_upkeep("recipe", "Save the recipe", "save_recipe"), mutates=False),
     Kind(name="adopt", title="Read a unit", locks=_no_lock, steps=_adopt, needs_service=False, mutates=False),
     Kind(name="adopt-apply", title="Adopt", locks=_named_service_lock, steps=_adopt_apply, needs_service=False),

@@ -1,10 +1,11 @@
-"""The part of a report that says what was installed."""
+"""The parts of a report that say what was installed and what was deleted."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ops import report
+from ops.jobs.events import EventType
 
 
 def lines(changed: list[dict[str, Any]], patched: list[dict[str, Any]]) -> str:
@@ -32,3 +33,27 @@ def test_a_level_stands_in_the_report_with_its_errors_and_what_its_numbers_are_n
         "label": "r13", "release": "0.15.1", "words": ["C=8: within the noise floor"]}}})
     assert "| 8 | 1,239 | 8.4 s | 8.4 s | n/a | 51 ms | 78 | 2 | short, errors |" in told
     assert told[-3:] == ["Against the baseline r13 (release `0.15.1`), not interleaved:", "", "- C=8: within the noise floor"]
+
+
+def test_a_purge_stands_in_the_report_by_kind_with_why_something_stayed_and_its_manifest() -> None:
+    said = {
+        EventType.PURGE_RESULT: {
+            "deleted": {"count": 2, "files": 2, "size_bytes": 65_000_000}, "kept": {"count": 1}, "freed_bytes": 65_000_000, "cancelled": False,
+            "kinds": [{"kind": "debug-tensor", "title": "Debug | tensors", "one": "x", "chosen": 3, "deleted": 2, "kept": 1, "freed_bytes": 65_000_000}],
+            "why_kept": [{"why": "Open in python3", "count": 1, "example": "/tmp/`a`.pt"}], "manifest": {"path": "/m/1.jsonl", "entries": 3, "told": 3}},
+        EventType.PURGE_ENTRIES: [{"path": "/tmp/`a`.pt", "size_bytes": 4096, "result": "kept", "why": "Open in python3"},
+                                  {"path": "/tmp/b|c.pt", "size_bytes": 65_000_000, "result": "deleted", "why": ""}]}
+    part = report._cleanup(said)
+    assert part is not None and (part["deleted_count"], part["kept_count"], part["more"]) == (2, 1, 1) and report._cleanup({}) is None
+    told = report._cleanup_lines({"cleanup": part, "pruned": ["old"]})
+    assert told[0] == "2 files deleted, 65 MB freed." and "| Debug \\| tensors | 3 | 2 | 1 | 65.0 MB |" in told
+    assert "- Kept 1: Open in python3, such as `/tmp/'a'.pt`" in told and "| `/tmp/b\\|c.pt` | 65.00 MB | deleted |" in told
+    assert told[-3:] == ["The manifest has 1 more.", "", "Old releases removed: `old`."]
+
+
+def test_of_a_large_manifest_the_report_keeps_the_first_lines() -> None:
+    facts: dict[str, Any] = {}
+    collector = report.Collector(lambda type, data: None, facts)
+    for number in range(3):
+        collector(EventType.PURGE_ENTRIES, {"scan": "s", "entries": [{"number": 60 * number + n} for n in range(60)]})
+    assert [line["number"] for line in facts["said"][EventType.PURGE_ENTRIES]] == list(range(report.MANIFEST_SHOWN))

@@ -19,7 +19,7 @@ from ops.jobs import claim, runner
 from ops.jobs.envelope import Envelope
 from ops.jobs.events import EventType, JobState
 from ops.jobs.pipeline import Outcome
-from ops.practice import box
+from ops.practice import box, leftovers
 from ops.records import ServiceRecord
 from ops.services import launch
 from ops.services.manager import manager_for
@@ -100,8 +100,15 @@ def test_a_redeploy_leaves_a_clean_new_release_and_nothing_of_the_patches(node: 
     assert (Path(node.record.model_path) / "config.json").read_bytes() == config
     assert [path for artifact_root in node.record.artifact_roots for path in Path(artifact_root).rglob("*.pt")] == []
     assert manager_for(node.record).status().pid != pid
+    assert sorted(path.name for path in (node.root / "cores").iterdir()) == sorted(leftovers.CORES)  # what a redeploy is not asked for stays
+    assert {path.name for path in (node.root / "shm").iterdir()} > set(leftovers.SEGMENTS)
+    [purged] = of(said, EventType.PURGE_RESULT)
+    assert [(kind["kind"], kind["deleted"], kind["kept"]) for kind in purged["kinds"]] == [("debug-tensor", 35, 0)]
+    assert len(Path(purged["manifest"]["path"]).read_text().splitlines()) >= 35
     report = of(said, EventType.REPORT)[0]
-    assert report["cleanup"]["deleted_count"] == 35
+    assert (report["cleanup"]["deleted_count"], report["cleanup"]["kept_count"], len(report["cleanup"]["lines"])) == (35, 0, 35)
+    assert 65_000_000 <= report["cleanup"]["freed_bytes"] < 65_500_000
+    assert "35 files deleted, 65 MB freed." in report["markdown"] and report["markdown"].count("kimi_dbg_layer") == 35
     assert len(report["reinstall"]["patched"]) == 4
     assert len(list(Path(report["reinstall"]["shelf"]).rglob("*.py"))) == 4
     assert [level["concurrency"] for level in report["benchmark"]["levels"]] == [1, 8, 32, 128]

@@ -228,13 +228,19 @@ def test_a_plan_that_was_changed_on_its_way_is_refused(record: ServiceRecord, ch
         plan.from_dict(raw)
 
 
-def test_artifacts_of_the_service_are_listed(record: ServiceRecord, channel: Channel, tmp_path: Path):
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    (scratch / "layer0.pt").write_bytes(b"x" * 10)
-    (scratch / "notes.txt").write_text("mine")
-    made = plan.make(dataclasses.replace(record, artifact_roots=[str(scratch)]), channel)
-    assert [(Path(found["path"]).name, found["size_bytes"], found["safe"]) for found in made.artifacts] == [("layer0.pt", 10, True)]
+def test_a_plan_holds_what_a_purge_could_delete_and_a_scan_that_fails_is_a_note(record: ServiceRecord, channel: Channel):
+    def fails() -> dict[str, Any]:
+        raise OpsError("The preview cannot be written", why="No space left on device")
+
+    nobody, failed = plan.make(record, channel), plan.make(record, channel, leftovers=fails)
+    assert nobody.cleanup == failed.cleanup == outlook.no_cleanup()
+    assert "Leftovers could not be looked for: The preview cannot be written | No space left" in titles(failed, "note")
+    found = {"scan": "s", "digest": "d", "kinds": [{"kind": "debug-tensor"}], "listed": [], "problems": ["`/a` cannot be read"]}
+    made = plan.make(record, channel, leftovers=lambda: found)
+    assert made.cleanup == found
+    assert plan.same_build(nobody, made)  # leftovers decide nothing of the build
+    before = {name: value for name, value in nobody.as_dict().items() if name != "cleanup"}
+    assert plan.from_dict({**before, "artifacts": []}).cleanup == outlook.no_cleanup()  # as nodes told it before there were scans
 
 
 def test_no_room_on_the_disk_stops(record: ServiceRecord, channel: Channel, monkeypatch: pytest.MonkeyPatch):
