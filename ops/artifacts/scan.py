@@ -497,11 +497,3 @@ def _shape(frame: Frame) -> str | None:
         if os.access(name, os.F_OK, dir_fd=frame.descriptor, follow_symlinks=False):
             return f"It holds `{name}`, so it is a model, an environment or a hub cache"
     return None
-
-
-def __getattr__(name: str) -> Any:  # for who has not yet moved on to the names above
-    from ops.artifacts import old_scan
-
-    if name in ("open_files", "open_folder", "why_not", "LIMIT"):
-        return getattr(old_scan, name)
-    raise AttributeError(name)
