@@ -20,7 +20,7 @@ def console() -> Iterator[BrowserConsole]:
 
 def test_no_canary_sings(console: BrowserConsole) -> None:
     seeded = console.seed("hostile")
-    paths = ["/", "/nodes/practice/", "/services/", "/jobs/", "/settings/", "/cleanup/", "/benchmarks/", SERVICE,
+    paths = ["/", "/nodes/practice/", "/services/", "/jobs/", "/settings/", "/cleanup/", "/cleanup/practice/", "/benchmarks/", SERVICE,
              *(f"{SERVICE}{part}/" for part in ("environment", "integrity", "shelf", "run/guards-apply", "run/recipe"))]
     paths += [f"{SERVICE}shelf/{pk}/" for pk in seeded["shelf"][:3]]
     kinds: dict[str, int] = {kind: number for number, kind, *_ in seeded["jobs"]}

@@ -150,6 +150,12 @@ def artifacts(*, at: float, root: str = PRACTICE_ROOT) -> list[Artifact]:
     return to.made
 
 
+def few(*, at: float | None = None) -> list[Artifact]:
+    """Three of each kind."""
+    rows, told = artifacts(at=time.time() if at is None else at), Counter[str]()
+    return [row for row in rows if told.update([row.kind]) is None and told[row.kind] <= 3]
+
+
 def total(rows: Sequence[Artifact]) -> dict[str, Any]:
     ages = [row.mtime_ns for row in rows]
     return {"count": len(rows), "files": sum(row.files for row in rows), "size_bytes": sum(row.size_bytes for row in rows),

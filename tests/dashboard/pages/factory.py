@@ -1006,6 +1006,8 @@ def hostile() -> Story:
     story = environments()
     story.redeploy()
     story.control_jobs()
+    scan, found = cleanup_data.scan_job(story, found=cleanup_data.world("", rows=cleanup_data.few()), problems=cleanup_data.PROBLEMS)
+    cleanup_data.purge_job(story, scan, found, partial=True)
     Service.objects.filter(pk=story.the_service.pk).update(
         state="failed", failures=ran.failures(), warmups=ran.warmups(), launch=ran.LAUNCH, unit={**ran.UNIT, "problem": "The unit is masked"},
         record={**story.the_service.record, "manager": "systemd", "unit": "vllm-kimi.service", "smoke_tests": ran.QUESTIONS})

@@ -5,7 +5,20 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dashboard.models import BenchmarkRun, Channel, Job, JobEvent, JobStep, Node, Service, ShelvedPatch
+from dashboard.models import (
+    ArtifactKind,
+    ArtifactScan,
+    BenchmarkRun,
+    Channel,
+    Job,
+    JobEvent,
+    JobStep,
+    Node,
+    PurgedArtifact,
+    ScannedArtifact,
+    Service,
+    ShelvedPatch,
+)
 
 CANARY = ("</script></textarea></title>\"'><script>window.canary=1</script><img src=x onerror=window.canary=1><a href=javascript:canary>"
           "\u202e\x1b[31m{{7*7}}")
@@ -15,6 +28,8 @@ FIELDS: list[tuple[Any, list[str]]] = [
                                                            "unit", "launch"]),
     (Job, ["params", "result", "fingerprint", "error"]), (JobStep, ["summary", "note", "error"]), (JobEvent, ["data"]),
     (BenchmarkRun, ["fingerprint", "settings", "report"]), (Channel, ["record"]),
+    (ArtifactScan, ["summary"]), (ScannedArtifact, ["path", "owner", "why", "open_by"]), (PurgedArtifact, ["path", "owner", "reason", "why"]),
+    (ArtifactKind, ["record"]),
     (ShelvedPatch, ["path", "package", "version", "release", "diff", "debris", "note", "where"])]
 
 

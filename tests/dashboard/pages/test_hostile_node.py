@@ -31,8 +31,10 @@ def pages() -> Iterator[str]:
     for patch in ShelvedPatch.objects.filter(forgotten_at=None)[:4]:
         yield from (f"{SERVICE}shelf/{patch.pk}/", f"{SERVICE}shelf/{patch.pk}/download/", f"{SERVICE}run/shelf-forget/?patch={patch.pk}",
                     f"{SERVICE}shelf/saves/{patch.folder}/download/")
+    yield from ("/cleanup/practice/", "/cleanup/practice/scan/", "/settings/kinds/")
     for job in Job.objects.all():
-        yield from (f"/jobs/{job.number}/", f"/jobs/{job.number}/log/", f"/jobs/{job.number}/report.md", f"/jobs/{job.number}/integrity/",
+        yield from (f"/cleanup/manifests/{job.number}/", f"/cleanup/manifests/{job.number}/md/", f"/cleanup/manifests/{job.number}/csv/",
+                    f"/jobs/{job.number}/", f"/jobs/{job.number}/log/", f"/jobs/{job.number}/report.md", f"/jobs/{job.number}/integrity/",
                     f"/jobs/{job.number}/recipe.json", f"/plans/{job.number}/")
     for release in Service.objects.get().releases:
         yield f"{SERVICE}run/rollback/?release={release['name']}"
