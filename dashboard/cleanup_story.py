@@ -471,7 +471,7 @@ def told(scan: ArtifactScan, groups_: Iterable[Mapping[str, Any]], choice: Choic
                            "whole": name in choice.kinds, **details.get(name, {"minus": [], "plus": []})}
     order = [one["kind"] for one in groups_]
     return {"kinds": kinds, "order": [*order, *(name for name in kinds if name not in order)], "purged": scan.purged_count,
-            "disks": [{"free": one["free_bytes"], "used": one["used_bytes"], "total": one["total_bytes"]} for one in found]}
+            "disks": [{"path": one["path"], "free": one["free_bytes"], "used": one["used_bytes"], "total": one["total_bytes"]} for one in found]}
 
 
 def freed_on(scan: ArtifactScan, choice: Choice, found: Sequence[Mapping[str, Any]]) -> dict[int, int]:

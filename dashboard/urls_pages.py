@@ -75,6 +75,7 @@ urlpatterns = [
     path("diagnose/", diagnose.diagnose, name="diagnose"),
     path("cleanup/", cleanup.cleanup, name="cleanup"),
     path("cleanup/manifests/<int:number>/", cleanup.manifest, name="manifest"),
+    path("cleanup/manifests/<int:number>/<str:fmt>/", cleanup.manifest_export, name="manifest_export"),
     path("cleanup/<str:node>/", cleanup.cleanup_node, name="cleanup_node"),
     path("cleanup/<str:node>/rows/", cleanup.cleanup_rows_part, name="cleanup_rows"),
     path("cleanup/<str:node>/scan/", cleanup.cleanup_scan, name="cleanup_scan"),

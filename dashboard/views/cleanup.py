@@ -18,9 +18,9 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from dashboard import cleanup_choice, cleanup_rows, dispatch, job_story, permissions, purge_story
+from dashboard import cleanup_choice, cleanup_exports, cleanup_rows, dispatch, job_story, permissions, purge_story
 from dashboard import cleanup_story as story
-from dashboard.models import ArtifactKind, ArtifactScan, Job, Node
+from dashboard.models import ArtifactKind, ArtifactScan, Job, Node, PurgedArtifact
 from dashboard.views import HtmxRequest, list_response, signed_in
 from ops.artifacts import kinds as known
 from ops.artifacts.found import Choice
@@ -253,8 +253,21 @@ def manifest(request: HtmxRequest, number: int) -> HttpResponse:
     return list_response(request, "cleanup/manifest.html", "cleanup/_lines.html", {
         "page": page, "rows": rows, "chosen": shown.as_dict(), "things": "line,lines", "job": job, "told": told, "title": job_story.title(job),
         "kinds": list(titles.items()), "results": story.RESULTS, "titles": titles, "usual": usual, "there": bool(told and told["lines"]),
-        "exports": (("csv", "CSV"), ("json", "JSON"), ("md", "Markdown")),
+        "exports": [(fmt, title) for fmt, (_, title) in cleanup_exports.FORMATS.items()],
         "scan": ArtifactScan.objects.filter(job_id=from_scan).select_related("job").first() if from_scan else None})
+
+
+@require_safe
+def manifest_export(request: HttpRequest, number: int, fmt: str) -> HttpResponse:
+    """A manifest as a file: `fmt` "csv", "json" or "md"."""
+    if fmt not in cleanup_exports.FORMATS:
+        raise Http404("There is no such export")
+    job = get_object_or_404(Job.objects.select_related("service", "node", "by"), number=number)
+    if not PurgedArtifact.objects.filter(job=job).exists():
+        raise Http404("This job has no manifest")
+    answer = HttpResponse("".join(cleanup_exports.text(job, fmt)), content_type=cleanup_exports.FORMATS[fmt][0])
+    answer.headers["Content-Disposition"] = f'attachment; filename="manifest-{job.number}.{fmt}"'
+    return answer
 
 
 def _uuid(value: Any) -> str | None:

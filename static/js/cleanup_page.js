@@ -110,6 +110,7 @@ function show() {
     const gives = Math.max(0, Math.min(all.disks.get(index) ?? 0, disk.used ?? 0)), after = disk.free === null ? null : disk.free + gives;
     const strip = document.querySelector(`[data-free-after="${index}"]`), line = document.querySelector(`[data-disk="${index}"]`);
     if (strip && after !== null) setText(strip, size(after));
+    if (disk.free !== null) for (const now of [line?.querySelector("[data-free]"), document.querySelector(`[data-free-now="${index}"]`)]) setText(now, size(disk.free));
     if (!line) return;
     if (disk.total && disk.used !== null) drawBar(line.querySelector("[data-bar=disk]"), [{ kind: "b-service", share: (disk.used - gives) / disk.total, title: `stays in use: ${size(disk.used - gives)}` }, { kind: "b-other", share: gives / disk.total, title: `chosen: ${size(gives)}` }]);
     const said = line.querySelector("[data-gives]");
@@ -279,5 +280,14 @@ running?.addEventListener("fragment", () => {
 stream?.on("job", (event) => { if (!running || event.type === "step.log") return; if (event.type === "step.progress") progress(event.data); else look(event.seq); });
 const again = debounced(() => { if (cards) refresh(cards); if (running) refresh(running); }, 200, 1500);
 stream?.on("jobs", ({ job }) => { if (job && ["artifact-scan", "purge", "redeploy"].includes(job.type)) again(); });
+// How full the disks are changes while somebody looks.
+stream?.on("telemetry", (told) => {
+  if (!form || told.node !== form.dataset.node || !Array.isArray(told.disks)) return;
+  for (const disk of data.disks) {
+    const now = told.disks.find((one) => one?.path === disk.path);
+    if (Number.isFinite(now?.free_bytes) && Number.isFinite(now.used_bytes)) { disk.free = now.free_bytes; disk.used = now.used_bytes; }
+  }
+  show();
+});
 let broken = false;
 stream?.on("state", ({ state }) => { if (state !== "live") broken = true; else if (broken) { broken = false; again(); } });

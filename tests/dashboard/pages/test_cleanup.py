@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 from datetime import UTC, datetime
@@ -246,6 +248,24 @@ def test_a_manifest_tells_each_line_what_stayed_first_and_can_be_filtered(visito
     assert visitor.get("/cleanup/manifests/1/").status_code == 404
     assert PurgedArtifact.objects.filter(job=purge).count() == 38
     assert f'href="{address}"' in visitor.get("/cleanup/").content.decode()
+
+
+def test_a_manifest_is_taken_along_in_three_forms_in_which_no_name_does_harm(visitor: Client, story: factory.Story) -> None:
+    found = cleanup_data.world("", rows=cleanup_data.hostile_rows(at=story.at))
+    job, found = cleanup_data.scan_job(story, found=found)
+    purge = cleanup_data.purge_job(story, job, found, choice=Choice(kinds=["debug-tensor"]))
+    address = f"/cleanup/manifests/{purge.number}/"
+    files = {fmt: visitor.get(f"{address}{fmt}/") for fmt in ("csv", "json", "md")}
+    assert {fmt: file["Content-Disposition"] for fmt, file in files.items()} == {
+        fmt: f'attachment; filename="manifest-{purge.number}.{fmt}"' for fmt in files}
+    rows = list(csv.DictReader(io.StringIO(files["csv"].content.decode())))
+    assert len(rows) == len(cleanup_data.HOSTILE_NAMES)
+    assert {row["result"] for row in rows} == {"deleted"}
+    assert not [cell for row in rows for cell in row.values() if cell.lstrip()[:1] in ("=", "+", "@")]
+    told = json.loads(files["json"].content)
+    assert (told["node"], told["deleted"], len(told["entries"])) == ("practice", len(rows), len(rows))
+    assert files["md"].content.decode().count("\n| deleted |") == len(rows)
+    assert visitor.get(f"{address}exe/").status_code == 404
 
 
 def test_a_purge_of_a_redeploy_has_its_manifest_too(visitor: Client, story: factory.Story) -> None:
