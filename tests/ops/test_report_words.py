@@ -36,11 +36,12 @@ def test_a_level_stands_in_the_report_with_its_errors_and_what_its_numbers_are_n
 
 
 def test_a_purge_stands_in_the_report_by_kind_with_why_something_stayed_and_its_manifest() -> None:
+    kind = {"kind": "debug-tensor", "title": "Debug | tensors", "one": "x", "chosen": 3, "deleted": 2, "kept": 1, "freed_bytes": 65_000_000}
     said = {
         EventType.PURGE_RESULT: {
-            "deleted": {"count": 2, "files": 2, "size_bytes": 65_000_000}, "kept": {"count": 1}, "freed_bytes": 65_000_000, "cancelled": False,
-            "kinds": [{"kind": "debug-tensor", "title": "Debug | tensors", "one": "x", "chosen": 3, "deleted": 2, "kept": 1, "freed_bytes": 65_000_000}],
-            "why_kept": [{"why": "Open in python3", "count": 1, "example": "/tmp/`a`.pt"}], "manifest": {"path": "/m/1.jsonl", "entries": 3, "told": 3}},
+            "deleted": {"count": 2, "files": 2, "size_bytes": 65_000_000}, "kept": {"count": 1}, "freed_bytes": 65_000_000, "kinds": [kind],
+            "why_kept": [{"why": "Open in python3", "count": 1, "example": "/tmp/`a`.pt"}], "cancelled": False,
+            "manifest": {"path": "/m/1.jsonl", "entries": 3, "told": 3}},
         EventType.PURGE_ENTRIES: [{"path": "/tmp/`a`.pt", "size_bytes": 4096, "result": "kept", "why": "Open in python3"},
                                   {"path": "/tmp/b|c.pt", "size_bytes": 65_000_000, "result": "deleted", "why": ""}]}
     part = report._cleanup(said)
