@@ -201,9 +201,9 @@ def described(kind: Kind) -> dict[str, Any]:
     where = [PLACE_WORDS.get(place, place if place.startswith("/") else place.replace("-", " ")) for place in kind.places]
     when = [f"older than {age_words(kind.min_age_s)}"] if kind.min_age_s else []
     when += [CONDITION_WORDS.get(name, name) for name in kind.conditions] + ([METHOD_WORDS[kind.method]] if kind.method in METHOD_WORDS else [])
+    names = kind.patterns if kind.own else list(dict.fromkeys(map(name_words, kind.patterns))) if kind.method == "files" else []
     return {"row": None, "problem": "", "title": kind.title, "kind": kind, "where": where,
-            "names": [] if kind.method != "files" else kind.patterns if kind.own else list(dict.fromkeys(map(name_words, kind.patterns))), "when": when,
-            "chosen": kind.offered}
+            "names": names, "when": when, "chosen": kind.offered}
 
 
 def builtin() -> list[dict[str, Any]]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import time
 import uuid
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +17,14 @@ from django.core.exceptions import PermissionDenied
 
 from dashboard import cleanup_choice, cleanup_rows, dispatch, purge_story, recorder
 from dashboard.models import ArtifactKind, ArtifactScan, Job, JobEvent, Node, PurgedArtifact, ScannedArtifact
+from ops.agent.config import NodePaths
 from ops.artifacts.found import KEPT, OFFERED, OPTIONAL, Artifact, Choice
+from ops.jobs import claim, journal, runner
+from ops.jobs.envelope import Envelope
 from ops.jobs.errors import BadInput
 from ops.jobs.events import Event, EventType
+from ops.jobs.kinds import KINDS
+from ops.records import ServiceRecord
 from tests.dashboard.pages import cleanup_data as said
 from tests.dashboard.pages.factory import Story
 
@@ -209,6 +218,48 @@ def test_lines_that_were_not_told_count_as_freed(story: Story) -> None:
     story.tell(job)
     scan.refresh_from_db()
     assert (scan.freed_bytes, scan.purged_count) == (sum(row.size_bytes for row in rows), len(rows))
+
+
+@pytest.mark.slow
+def test_what_the_console_counts_is_what_a_real_node_counts_and_frees(story: Story, short_path: Path) -> None:
+    """A real scan and a real purge of files, their journals read by the console; of a kind of which not everything is listed."""
+    paths, box = NodePaths(short_path / "node").make(), short_path / "box"
+    for name in ("tmp/deep", "models"):
+        (box / name).mkdir(parents=True)
+    record = ServiceRecord(name="svc", root=str(paths.services / "svc"), model_path=str(box / "models"), served_model_name="tiny", practice=True,
+                           base_url="http://127.0.0.1:9", artifact_roots=[str(box / "tmp")], env={"PRACTICE_BOX": str(box)})
+    (paths.announced / "svc.json").write_text(json.dumps(record.as_dict()))
+    lines = {"name": "practice", "practice": True, "gpu_source": "practice", "practice_root": str(box), "service_roots": [str(paths.services)],
+             "model_roots": [str(box / "models")], "artifact_roots": [str(box / "tmp")]}
+    paths.node_toml.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in lines.items()))
+    for n in range(2030):  # 30 more than a scan lists of a kind
+        path = box / "tmp" / ("deep" if n % 2 else "") / f"layer{n}.pt"
+        path.write_bytes(b"x" * (1 + 5000 * (n % 4)))
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+
+    def run(type: str, params: dict[str, Any]) -> Job:
+        locks = sorted(KINDS[type].locks(None, params))
+        envelope = Envelope.make(type=type, node="practice", params=params, locks=locks, fence=claim.next_fences(paths, locks), by="test",
+                                 now=time.time())
+        runner.run_here(paths, envelope)
+        told = [recorder.parse(event.to_json()) for event in journal.read(journal.journal_path(paths, envelope.job))]
+        recorder.record(told, node_of={envelope.job: "practice"})
+        return Job.objects.get(pk=envelope.job)
+
+    scan = ArtifactScan.objects.get(job=run("artifact-scan", {"roots": None, "kinds": ["debug-tensor"]}))
+    assert scan.artifacts.count() == 2000 and cleanup_choice.all_offered(scan) == Choice(kinds=["debug-tensor"])
+    choice = Choice(kinds=["debug-tensor"], without=list(scan.artifacts.values_list("number", flat=True)[:7]))
+    totals = cleanup_choice.totals(scan, choice)
+    (box / "tmp" / f"{scan.artifacts.order_by('number').last().path}").write_bytes(b"changed since")  # type: ignore[union-attr]
+    purge = run("purge", {"scan": str(scan.job_id), "digest": scan.digest, "choice": choice.as_dict(),
+                          "services": cleanup_choice.services(scan, choice)})
+    told = purge.result["purge"]
+    assert (purge.state, told["chosen"]) == ("partial", counted(totals)) and totals["count"] == 2023
+    scan.refresh_from_db()
+    assert scan.freed_bytes == told["freed_bytes"] and scan.purged_count == told["deleted"]["count"] == 2022
+    assert PurgedArtifact.objects.filter(job=purge).count() == told["manifest"]["entries"] == 2023
+    assert cleanup_choice.totals(scan, choice)["gone"]["count"] == 2022
+    assert cleanup_rows.left(scan)["offered_bytes"] == scan.offered_bytes - scan.freed_bytes
 
 
 # ---- jobs ----
