@@ -19,7 +19,7 @@ import os
 import re
 import stat as stat_words
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -81,6 +81,7 @@ class Conditions:
         self._bound: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
         self._closed: tuple[float, str | None] = (float("-inf"), None)
         self._newest: dict[tuple[str, str], str] = {}
+        self._read: dict[tuple[int, int, int], set[str]] = {}
         self._users_of: dict[tuple[str, str], list[str]] = {}
         self._versions: dict[str, tuple[float, frozenset[str], str | None]] = {}
         self._used: dict[str, tuple[float, frozenset[str], str | None]] = {}
@@ -220,14 +221,25 @@ class Conditions:
         used: set[str] = set()
         problem = None
         try:
-            for lines in _starts(record):
-                used |= {found[1] or found[2] for line in lines if "torch_" in line and (found := _COMPILED.search(line)) is not None}
+            used |= self._in_log_files(record) if record.manager == "process" else _in_journal(record)
         except (OpsError, OSError) as error:
             problem = error.what if isinstance(error, OpsError) else error.strerror or str(error)
         if not used and problem is None and not _UNTOUCHED & set(record.flags) and self._status(record.name).runs:
             problem = "the log of its run names none"
         self._used[record.name] = (time.monotonic(), frozenset(used), problem)
         return frozenset(used), problem
+
+    def _in_log_files(self, record: ServiceRecord) -> set[str]:
+        """Of all starts whose logs are kept. What was read of a log is not read again. Raises OSError."""
+        logs, used = record.folder / "logs", set[str]()
+        for path in sorted(logs.glob("*.log")) if logs.is_dir() else ():
+            with path.open("rb") as file:
+                state = os.fstat(file.fileno())
+                key = (state.st_dev, state.st_ino, min(state.st_size, HEAD_BYTES))
+                if key not in self._read:
+                    self._read[key] = _keys(file.read(HEAD_BYTES).decode(errors="replace").split("\n"))
+            used |= self._read[key]
+        return used
 
     # ---- files beside it ----
 
@@ -308,21 +320,20 @@ def _installed_in(record: ServiceRecord) -> tuple[frozenset[str], str | None]:
     return frozenset(versions), None
 
 
-def _starts(record: ServiceRecord) -> Iterator[Iterator[str]]:
-    """The first lines of each of the service's last starts. Raises OpsError or OSError where one may not be read."""
-    if record.manager == "process":
-        logs = record.folder / "logs"
-        for path in sorted(logs.glob("*.log"), reverse=True) if logs.is_dir() else ():
-            with path.open("rb") as file:
-                yield iter(file.read(HEAD_BYTES).decode(errors="replace").split("\n"))
-        return
-    manager = manager_for(record)
+def _in_journal(record: ServiceRecord) -> set[str]:
+    """Of the current (else the last) run, and of those before it that are remembered. Raises OpsError where one may not be read."""
     from ops.services import state
 
+    manager, used = manager_for(record), set[str]()
     remembered = [str(run.get("invocation") or "") for run in state.read(record).get("runs") or [] if isinstance(run, dict)]
     for invocation in dict.fromkeys(["", *reversed(remembered)]):
-        lines = manager.log_lines(invocation)
-        yield islice(lines, HEAD_LINES)
+        used |= _keys(islice(manager.log_lines(invocation), HEAD_LINES))
+    return used
+
+
+def _keys(lines: Iterable[str]) -> set[str]:
+    """The compile caches that a log names."""
+    return {found[1] or found[2] for line in lines if "torch_" in line and (found := _COMPILED.search(line)) is not None}
 
 
 def _newest(folder: str, kind: Kind) -> str:

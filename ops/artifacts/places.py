@@ -23,7 +23,7 @@ The names, and where the programs write (their own sources say so; kinds.toml na
     releases           releases/ of a service
     uv-cache           the cache of the uv that builds releases
 """
-# ruff: noqa: PTH111, PTH116, PTH118, PTH119, PTH120
+# ruff: noqa: PTH110, PTH111, PTH116, PTH118, PTH119, PTH120
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ from ops.artifacts.found import shown
 from ops.artifacts.kinds import Kind, kernel_says
 from ops.jobs.errors import BadInput, OpsError, Refused
 from ops.records import ServiceRecord
+from ops.services import unit_files
 from ops.services.preflight import surroundings
 from ops.services.preflight.surroundings import Surroundings
+from ops.services.unit_files import Unit
 
 MADE_FOR_TEMPORARY_FILES = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  (the places themselves)
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
@@ -296,7 +298,7 @@ class _Collector:
         if found.problem is not None:
             self.unknown[record.name] = found.problem.what
             self._tell(f"What `{record.name}` is started with cannot be told, so any cache may be its own: {found.problem.what}")
-        for path, why in found.unreadable:
+        for path, why in [*found.unreadable, *_hidden_files(record, found)]:
             self.unknown[record.name] = f"its environment file `{path}` cannot be read"
             self._tell(f"The environment file `{shown(path)}` of `{record.name}` cannot be read ({why}), so any cache may be its own")
         self._caches(record.name, found)
@@ -351,7 +353,7 @@ class _Collector:
         for path in scratch:
             self.add("scratch", path, f"where debug code of `{record.name}` writes", [record.name], below=root if is_inside(path, root) else "")
         self.add("service-folder", root, f"the folder of `{record.name}`", [record.name], own=True)
-        if record.manager == "systemd" and (folder := _working_folder(record)):
+        if folder := _working_folder(record):
             self.add("service-folder", folder, f"the working directory of `{record.name}`", [record.name])
         self.add("releases", str(record.releases), f"the releases of `{record.name}`", [record.name], own=True)
         self.add("uv-cache", str(default_uv(record).cache), "the cache of the uv that builds releases", [record.name], own=True)
@@ -419,15 +421,29 @@ def _ours() -> Surroundings:
     return Surroundings(variables=variables, user=name, uid=os.geteuid())
 
 
+def _unit(record: ServiceRecord) -> Unit | None:
+    """The service's unit as its files have it; None where there is none, or it cannot be read."""
+    if record.manager != "systemd":
+        return None
+    try:
+        return unit_files.read(unit_files.unit_name(record.unit), user=record.unit_scope == "user")
+    except OpsError:  # what it starts with cannot be told then, and that is said
+        return None
+
+
+def _hidden_files(record: ServiceRecord, found: Surroundings) -> list[tuple[str, str]]:
+    """Environment files that the unit itself names and systemd reads as root, but this user may not: with why."""
+    unit = _unit(record)
+    told = {path.removeprefix("-") for path, _ in found.unreadable}
+    return [(path, "permission denied") for named in (unit.environment_files() if unit is not None else ())
+            for path in unit_files.matching(named.removeprefix("-"))
+            if path not in told and os.path.exists(path) and not os.access(path, os.R_OK)]
+
+
 def _working_folder(record: ServiceRecord) -> str:
     """WorkingDirectory= of a unit; "" where it is the root folder, or cannot be told."""
-    from ops.services import unit_files
-
-    try:
-        value = unit_files.read(unit_files.unit_name(record.unit), user=record.unit_scope == "user").value("WorkingDirectory")
-    except OpsError:
-        return ""
-    value = value.removeprefix("-")
+    unit = _unit(record)
+    value = unit.value("WorkingDirectory").removeprefix("-") if unit is not None else ""
     return value if value.startswith("/") and os.path.normpath(value) != "/" else ""
 
 

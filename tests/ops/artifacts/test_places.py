@@ -13,6 +13,7 @@ from ops.artifacts import kinds, places
 from ops.artifacts.places import Places
 from ops.jobs.errors import BadInput, OpsError, Refused
 from ops.records import ServiceRecord
+from ops.services import unit_files
 from ops.services.preflight.surroundings import Surroundings
 
 Look = Callable[[ServiceRecord], Surroundings]
@@ -109,6 +110,22 @@ def test_a_service_whose_environment_cannot_be_read_may_use_any_cache(tmp_path: 
     compile_cache = next(kind for kind in kinds.builtin() if kind.name == "compile-cache")
     assert found.services_of(compile_cache, f"{cache}/torch_compile_cache/0123456789") == ["kimi", "qwen"]
     assert any("/etc/vllm/secret.env" in text and "any cache may be its own" in text for text in found.problems)
+
+
+def test_a_file_that_only_systemd_may_read_makes_every_cache_a_possible_one(tmp_path: Path, paths: NodePaths,
+                                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    units = make(tmp_path / "units")
+    secret = tmp_path / "secret.env"
+    secret.write_text("VLLM_CACHE_ROOT=/data/cache\n")
+    (units / "kimi.service").write_text(f"[Service]\nExecStart=/bin/true\nEnvironmentFile={secret}\nWorkingDirectory={make(tmp_path / 'work')}\n")
+    read = unit_files.read
+    monkeypatch.setattr(unit_files, "read", lambda name, **options: read(name, path=[units]))
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(secret) and allowed(path, mode))
+    service = record(paths, manager="systemd", unit="kimi.service")
+    found = places.of_node(node(tmp_path), paths, [service], kinds=kinds.builtin(), look=look(started(tmp_path / "home")))
+    assert found.unknown == {"kimi": f"its environment file `{secret}` cannot be read"}
+    assert str(tmp_path / "work") in paths_of(found, "service-folder")
 
 
 def test_what_node_toml_does_not_name_is_told_and_left_alone(tmp_path: Path, paths: NodePaths) -> None:
