@@ -30,6 +30,7 @@ FILE, FOLDER, SOCKET, LINK, OTHER = "file", "folder", "socket", "link", "other" 
 _TYPES = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFSOCK: SOCKET, stat.S_IFLNK: LINK}
 _LONGEST_LINE = 8 << 20
 _BLOCK = 1 << 18
+_WHYS_MOST = 10_000  # reasons that are written once and named by number, not with each artifact
 _AGAIN = "Scan again: a purge takes only what a scan wrote"
 
 
@@ -90,6 +91,7 @@ class PreviewWriter:
         self.count = 0  # artifacts so far: the next one's number is one more
         self.size_bytes = 0  # of the file
         self._rows = self._all_rows = 0
+        self._whys: dict[str, str] = {}
         self._digest = hashlib.sha256()
         self._lines: list[bytes] = []
         self._part = path.with_name(f".{path.name[:200]}.{os.getpid()}.part")
@@ -106,13 +108,22 @@ class PreviewWriter:
         if row is not None and self._rows:
             raise ValueError("an artifact has either a row of its own or a tree")
         self.count += 1
-        device = f"{row.device},{row.inode},{row.mtime_ns},{row.length},{row.size_bytes},{row.uid}" if row is not None else ""
-        own = f'["","{row.type}",{device}]' if row is not None else "null"
+        if row is None:
+            own = "null"
+        elif row[2:] == (artifact.device, artifact.inode, artifact.mtime_ns, row.length, artifact.size_bytes, artifact.uid):
+            own = f'["{row.type}",{row.length}]'
+        else:
+            raise ValueError(f"artifact {artifact.number} and its row are not the same file")
+        if (why := self._whys.get(artifact.why)) is None:
+            why = quoted(artifact.why)
+            if len(self._whys) < _WHYS_MOST:
+                self._line(f'["why",{len(self._whys)},{why}]')
+                why = self._whys[artifact.why] = str(len(self._whys))
         opened = json.dumps(artifact.open_by) if artifact.open_by else "[]"
         self._line(
             f'["artifact",{artifact.number},{quoted(artifact.kind)},"{artifact.unit}",{quoted(artifact.path)},{artifact.size_bytes},{artifact.files},'
             f"{artifact.mtime_ns},{artifact.uid},{quoted(artifact.owner)},{artifact.device},{artifact.inode},\"{artifact.state}\","
-            f"{quoted(artifact.why)},{opened},{quoted(artifact.service)},{self._rows},{own}]")
+            f"{why},{opened},{quoted(artifact.service)},{self._rows},{own}]")
         self._rows = 0
 
     def add_row(self, row: Row) -> None:
@@ -130,8 +141,7 @@ class PreviewWriter:
         self._lines.append(json.dumps({"end": FORMAT, "artifacts": self.count, "entries": self._all_rows, "digest": digest}).encode() + b"\n")
         self._flush()
         try:
-            os.fsync(self._file)
-            self._part.replace(self.path)
+            self._part.replace(self.path)  # not forced onto the disk: one that a power cut left incomplete is noticed, and a scan is soon made again
         except OSError as error:
             raise self._cannot(error) from error
         os.close(self._file)
@@ -228,16 +238,20 @@ class Preview:
     def artifacts(self, choice: Choice | None = None) -> Iterator[tuple[Artifact, Tree | None]]:
         """All artifacts in order, or those that `choice` takes, each with its rows; None for one of another method (a release, uv's cache)."""
         start, rows = -1, 0
+        whys: dict[int, str] = {}
         for offset, line in self._lines(0):
             if line.startswith(b'["entry"'):
                 start, rows = (offset, 1) if rows == 0 else (start, rows + 1)
             elif line.startswith(b'["artifact"'):
-                artifact, count, own = self._artifact(self._parsed(line))
+                artifact, count, own = self._artifact(self._parsed(line), whys)
                 if count != rows or (own is not None and count):
                     raise self._no_preview("a folder's entries do not fit")
                 if choice is None or choice.takes(artifact):
                     yield artifact, Tree(self, start, rows, own) if rows or own is not None else None
                 start, rows = -1, 0
+            elif line.startswith(b'["why"'):
+                _, number, text = self._of(self._parsed(line), str, int, str)
+                whys[number] = text
             elif line.startswith(b'{"summary"'):
                 return
 
@@ -304,18 +318,25 @@ class Preview:
             raise self._no_preview("a line of it has the wrong form")
         return found
 
-    def _artifact(self, raw: list[Any]) -> tuple[Artifact, int, Row | None]:
-        try:
-            _, number, kind, unit, path, size_bytes, files, mtime_ns, uid, owner, device, inode, state, why, open_by, service, rows, own = raw
-        except ValueError as error:
-            raise self._no_preview("an artifact has the wrong form") from error
-        numbers, texts = (number, size_bytes, files, mtime_ns, uid, device, inode, rows), (kind, unit, path, owner, state, why, service)
-        if (any(type(value) is not int for value in numbers) or any(type(value) is not str for value in texts) or kind not in self.kinds
-                or unit not in UNITS or state not in (OFFERED, OPTIONAL, KEPT) or not isinstance(open_by, list) or not path.startswith("/")
-                or "\0" in path or os.path.normpath(path) != path):
+    def _artifact(self, raw: list[Any], whys: dict[int, str]) -> tuple[Artifact, int, Row | None]:
+        if len(raw) == 18 and type(raw[13]) is int:
+            raw[13] = whys.get(raw[13])
+        (_, number, kind, unit, path, size_bytes, files, mtime_ns, uid, owner, device, inode, state, why, open_by, service, rows, own) = self._of(
+            raw, str, int, str, str, str, int, int, int, int, str, int, int, str, str, list, str, int, list if raw[-1] is not None else type(None))
+        if (kind not in self.kinds or unit not in UNITS or state not in (OFFERED, OPTIONAL, KEPT) or not path.startswith("/") or "\0" in path
+                or os.path.normpath(path) != path):
             raise self._no_preview("an artifact has the wrong form")
         artifact = Artifact(number, kind, unit, path, size_bytes, files, mtime_ns, uid, owner, device, inode, state, why, open_by, service)
-        return artifact, rows, None if own is None else _row(own)
+        if own is None:
+            return artifact, rows, None
+        form, length = self._of(own, str, int)
+        return artifact, rows, Row("", form, device, inode, mtime_ns, length, size_bytes, uid)
+
+    def _of(self, raw: list[Any], *forms: type) -> list[Any]:
+        """The values of a line, if they have these forms."""
+        if [type(value) for value in raw] != list(forms):
+            raise self._no_preview("a line of it has the wrong form")
+        return raw
 
     def _no_preview(self, why: str) -> BadInput:
         return BadInput(f"`{self.path}` is no preview of a scan", why=f"{why[:1].upper()}{why[1:]}", hint=_AGAIN)
