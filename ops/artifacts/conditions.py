@@ -42,7 +42,7 @@ HEAD_LINES = 50_000
 FOLDERS_REMEMBERED = 10_000
 FLASHINFER = "flashinfer-python"
 _COMPILED = re.compile(r"torch_compile_cache/(?:torch_aot_compile/)?([0-9a-f]{10}|[0-9a-f]{64})\b|torch_aot_compile/([0-9a-f]{64})\b")
-_SERVER = re.compile(r"(?:VLLM|sglang)::|(?:\S*/)?(?:vllm|sglang)(?:\s|$)|\S*python[\d.]*\s(?:-\S+\s)*-m\s(?:vllm|sglang)[.\s]"
+_SERVER = re.compile(r"(?:VLLM|sglang)::|ray::\S*Worker|(?:\S*/)?(?:vllm|sglang)(?:\s|$)|\S*python[\d.]*\s(?:-\S+\s)*-m\s(?:vllm|sglang)[.\s]"
                      r"|\S*python[\d.]*\s(?:-\S+\s)*(?:\S*/)?(?:vllm|sglang)\s")
 # Programs that hide what they have open although they are of our own user, and hold no shared memory of servers
 _HARMLESS = frozenset({"(sd-pam)", "sshd", "sshd-session", "sshd-auth", "ssh-agent"})

@@ -9,7 +9,7 @@ The names, and where the programs write (their own sources say so; kinds.toml na
     tmp                /tmp, /var/tmp, and TMPDIR of a service
     shm                /dev/shm
     service-folder     the working directory of a service: core dumps, and dumps to relative paths
-    cores              the folder of kernel.core_pattern; systemd-coredump's, if the kernel hands core dumps to it
+    cores              the folder of kernel.core_pattern; systemd-coredump's or apport's, if the kernel hands core dumps to it
     gpu-cores          the folder of CUDA_COREDUMP_FILE
     vllm-cache         VLLM_CACHE_ROOT, else vllm in XDG_CACHE_HOME, else ~/.cache/vllm
     vllm-dump          VLLM_DEBUG_DUMP_PATH
@@ -47,7 +47,8 @@ from ops.services.unit_files import Unit
 
 MADE_FOR_TEMPORARY_FILES = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  (the places themselves)
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
-COREDUMP_FOLDER = "/var/lib/systemd/coredump"
+# Programs that the kernel may hand core dumps to (core_pattern begins with `|`), and where they keep them
+_COREDUMPS = {"systemd-coredump": "/var/lib/systemd/coredump", "apport": "/var/lib/apport/coredump"}
 FLASHINFER_DUMPS = "flashinfer_dumps"
 NOT_LOOKED = "was not looked into"
 # Folders of the operating system. Of the first nothing is a leftover, of the others not the folder itself.
@@ -179,6 +180,16 @@ def of_node(config: NodeConfig | None, paths: NodePaths | None, records: Sequenc
     return places
 
 
+def coredump_folder(core_pattern: str) -> tuple[str, str] | None:
+    """Where the kernel's core_pattern puts core dumps, and who says so; None for the working directory of each process, and for unknown programs."""
+    if core_pattern.startswith("/"):
+        return os.path.dirname(core_pattern.partition("%")[0] + "x"), "as the kernel's core_pattern says"
+    if not core_pattern.startswith("|"):
+        return None
+    program = os.path.basename(core_pattern[1:].strip().partition(" ")[0])
+    return (_COREDUMPS[program], f"kept by {program}") if program in _COREDUMPS else None
+
+
 def default_roots() -> list[str]:
     """`artifact_roots` of a new node: the folders for temporary files, and the caches that this user's servers compile into. Models lie in others."""
     ours = _ours()
@@ -283,11 +294,8 @@ class _Collector:
         for path, why in (("/tmp", "temporary files"), ("/var/tmp", "temporary files that outlive a restart")):  # noqa: S108
             self.add("tmp", path, why, names)
         self.add("shm", SHARED_MEMORY, "shared memory", names)
-        pattern = kernel_says("core_pattern")
-        if pattern.startswith("/"):
-            self.add("cores", os.path.dirname(pattern.partition("%")[0] + "x"), "core dumps, as the kernel's core_pattern says", names)
-        elif "systemd-coredump" in pattern:
-            self.add("cores", COREDUMP_FOLDER, "core dumps, kept by systemd-coredump", names)
+        if found := coredump_folder(kernel_says("core_pattern")):
+            self.add("cores", found[0], f"core dumps, {found[1]}", names)
         for record in records:
             self._started(record, look(record))
         if not records:

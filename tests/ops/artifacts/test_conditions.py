@@ -148,7 +148,8 @@ def test_a_server_that_is_no_service_keeps_what_it_may_use(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("title", "server"), [
-    ("VLLM::EngineCore", True), ("sglang::scheduler", True), ("/srv/venv/bin/vllm serve /models/kimi", True), ("vllm", True),
+    ("VLLM::EngineCore", True), ("sglang::scheduler", True), ("ray::RayWorkerWrapper.execute_method", True), ("ray::IDLE", False),
+    ("/srv/venv/bin/vllm serve /models/kimi", True), ("vllm", True),
     ("/usr/bin/python3 /srv/venv/bin/vllm serve x", True), ("python -m vllm.entrypoints.openai.api_server", True),
     ("python3.12 -u -m sglang.launch_server", True), ("python -m ops artifacts scan --root /vllm", False), ("vim vllm.py", False),
     ("/work/vllm/bin/python x.py", False), ("tail -f /var/log/vllm", False), ("bash", False), ("", False),

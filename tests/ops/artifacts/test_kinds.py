@@ -36,6 +36,7 @@ def first(place: str, relative: str, *, unit: str = "file", file_type: str = "re
     ("cores", "core.41943040", "file", None),
     ("tmp", "core.2024-backup.tgz", "file", None),
     ("cores", f"core.VLLM\\x3a\\x3aEngine.1000.{BOOT}.4711.1764490000000000.zst", "file", "core-dump"),
+    ("cores", "core._usr_bin_python3_12.1000.c2c91690-dade-4dba-ad0e-c9d72f5fa11a.4711.50429709", "file", "core-dump"),
     ("tmp", "corel.txt", "file", None),
     ("gpu-cores", "core_1764490000_host_4711.nvcudmp", "file", "gpu-core-dump"),
     ("tmp", "cuda_coredump_host.4711.1764490000", "file", "gpu-core-dump"),

@@ -281,6 +281,17 @@ def test_an_own_kinds_folder_is_checked_like_a_root(tmp_path: Path, paths: NodeP
     assert all("Team dumps" in text for text in found.problems)
 
 
+@pytest.mark.parametrize(("pattern", "folder"), [
+    ("core", None), ("core.%p", None), ("", None), ("/var/crash/core.%e.%p", "/var/crash"), ("/cores/%h/core.%p", "/cores"),
+    ("|/usr/lib/systemd/systemd-coredump %P %u %g %s %t %c %h", "/var/lib/systemd/coredump"),
+    ("|/usr/share/apport/apport -p%p -s%s -c%c -d%d -P%P -u%u -g%g -- %E", "/var/lib/apport/coredump"),
+    ("|/usr/local/bin/own-handler %p", None), ("|/bin/false", None),
+])
+def test_core_dumps_are_looked_for_where_the_kernel_puts_them(pattern: str, folder: str | None) -> None:
+    found = places.coredump_folder(pattern)
+    assert (found[0] if found else None) == folder
+
+
 def test_a_new_node_may_clean_up_where_leftovers_are_made_but_not_in_homes_or_model_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     roots = places.default_roots()
