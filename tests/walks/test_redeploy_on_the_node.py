@@ -116,6 +116,26 @@ def test_a_redeploy_leaves_a_clean_new_release_and_nothing_of_the_patches(node: 
     assert releases.last_good(node.record) == after.name
 
 
+@pytest.mark.slow
+def test_a_purge_of_all_that_is_offered_leaves_what_the_running_service_uses(node: PracticeNode) -> None:
+    assert node.run("restart", smoke=False)[0].state == JobState.SUCCEEDED  # a run that began before the segments were made could have made them
+    [held] = {path.name for path in (node.root / "shm").iterdir()} - set(leftovers.SEGMENTS)
+    outcome, said = node.run("artifact-scan", roots=None, kinds=None)
+    assert outcome.state == JobState.SUCCEEDED, outcome
+    [scanned] = of(said, EventType.ARTIFACTS_SCANNED)
+    offered = {kind["kind"]: kind["offered"]["count"] for kind in scanned["kinds"] if kind["offered"]["count"]}
+    assert offered == {"debug-tensor": 35, "core-dump": 1, "compile-cache": 3, "flashinfer-jit": 1, "shared-memory": 4, "ipc-socket": 2}
+    outcome, said = node.run("purge", scan=scanned["scan"], digest=scanned["preview"]["digest"], services=[node.record.name],
+                             choice={"kinds": list(offered), "numbers": [], "without": []})
+    assert outcome.state == JobState.SUCCEEDED, outcome
+    assert of(said, EventType.PURGE_RESULT)[0]["freed_bytes"] == scanned["offered_bytes"] and node.state == "healthy"
+    assert [path.name for path in (node.root / "cores").iterdir()] == [leftovers.CORES[1]]
+    assert [path.name for path in (node.root / "shm").iterdir()] == [held]
+    assert [path.name for path in (node.root / "cache" / "flashinfer").iterdir()] == ["0.6.3"]
+    assert len(list((node.root / "cache" / "torch_compile_cache").iterdir())) == 1
+    assert list((node.root / "cache").rglob("autotune_configs.json")) and not list((node.root / "tmp").iterdir())
+
+
 def test_coupling_off_crashes_as_in_the_story_and_rolls_back_by_itself(node: PracticeNode) -> None:
     before = releases.current(node.record)
     outcome, said = node.run("redeploy", coupling=False)
