@@ -239,8 +239,8 @@ def print_plan(made: dict[str, Any]) -> None:
         print("In place: the service is down while packages are installed; " + (
             "the folder is copied beforehand" if back["possible"] else f"NO ROLLBACK: {back['why']}"))
     for kind in (made.get("cleanup") or {}).get("kinds", []):
-        if kind["with_redeploy"] and (found := kind["offered"])["count"]:
-            print(f"A redeploy deletes {found['count']:,} x {kind['title']}, {size(found['size_bytes'])}, unless --no-purge is said")
+        if kind["with_redeploy"] and kind["offered_by_default"] and (found := kind["offered"])["count"]:
+            print(f"Leftovers that go with it: {found['count']:,} of kind {kind['kind']}, {size(found['size_bytes'])}")
     for finding in made["findings"]:
         print_finding(finding)
     print(f"plan {made['hash']}")
@@ -276,8 +276,8 @@ def redeploy(arguments: argparse.Namespace) -> int:
             print("Nothing was changed", file=sys.stderr)
             return 1
     options = {name: not getattr(arguments, f"no_{name}") for name in ("smoke", "sweep", "purge", "rollback")}
-    return run(arguments, "redeploy", record, {**params, **options, "preset": arguments.preset, "accept_no_rollback": arguments.accept_no_rollback},
-               {**snapshot, "plan": made})
+    return run(arguments, "redeploy", record, {**params, **options, "preset": arguments.preset, "purge_kinds": arguments.purge_kind,
+                                              "accept_no_rollback": arguments.accept_no_rollback}, {**snapshot, "plan": made})
 
 
 def rollback(arguments: argparse.Namespace) -> int:

@@ -149,6 +149,8 @@ def _change(add: Add) -> None:
     for name, text in (("smoke", "leave the smoke tests out"), ("sweep", "leave the sweep out"), ("purge", "delete no leftovers"),
                        ("rollback", "leave a failed release where it is")):
         redeploy.add_argument(f"--no-{name}", action="store_true", help=text)
+    redeploy.add_argument("--purge-kind", metavar="KIND", action="append",
+                          help="delete leftovers of this kind, not those that the plan offers (more than once: all of them)")
     redeploy.add_argument("--accept-no-rollback", action="store_true", help="go on where the plan says that there is no way back")
     rollback = add("rollback", "jobs:rollback", "switch to a kept release, offline: stop, switch, start, warm up, test")
     service_option(rollback)

@@ -86,6 +86,7 @@ def test_a_plan_says_what_would_change_and_changes_nothing(practice: Box) -> Non
     assert {one["name"]: one["new"] for one in made["packages"]}["flashinfer-cubin"] == "0.6.4+practice" and made["hash"]
     plain = practice.run("plan", *practice.channel)
     assert plain.returncode == 0 and "10 of 11 packages change" in plain.stdout and "Preflight: done" in plain.stderr
+    assert "Leftovers that go with it: 35 of kind debug-tensor, 65.1 MB" in plain.stdout
     assert practice.current == before
 
 
