@@ -152,7 +152,7 @@ def test_a_server_that_is_no_service_keeps_what_it_may_use(tmp_path: Path) -> No
     ("/srv/venv/bin/vllm serve /models/kimi", True), ("vllm", True),
     ("/usr/bin/python3 /srv/venv/bin/vllm serve x", True), ("python -m vllm.entrypoints.openai.api_server", True),
     ("python3.12 -u -m sglang.launch_server", True), ("python -m ops artifacts scan --root /vllm", False), ("vim vllm.py", False),
-    ("/work/vllm/bin/python x.py", False), ("tail -f /var/log/vllm", False), ("bash", False), ("", False),
+    ("/data/vllm/bin/python x.py", False), ("tail -f /var/log/vllm", False), ("bash", False), ("", False),
 ])
 def test_servers_are_known_by_what_was_started(title: str, server: bool) -> None:
     assert bool(looking._SERVER.match(title)) is server
