@@ -218,12 +218,23 @@ def scan_panel(found: Job) -> dict[str, Any] | None:
     totals = {state: _sum(row[state] for row in kinds) for state in (OFFERED, OPTIONAL, KEPT)}
     return {
         "kinds": kinds, **totals, "choosable": _sum([totals[OFFERED], totals[OPTIONAL]]), "all": _sum(totals.values()),
-        "places": [{"path": text(row.get("path")), "what": text(row.get("what")), "files": whole(row.get("files")),
-                    "size_bytes": whole(row.get("size_bytes")), "problem": text(row.get("problem"))} for row in listed(raw.get("places"))],
+        "places": _places(raw),
         "problems": [text(one) for one in raw.get("problems") or [] if isinstance(one, str)] if isinstance(raw.get("problems"), list) else [],
         "files": whole(raw.get("files")), "size_bytes": whole(raw.get("size_bytes")), "gauges": gauges(raw.get("gauges")),
         "open_checked": raw.get("open_checked") is not False, "freed_bytes": scan.freed_bytes if scan is not None else 0,
         "purges": list(Job.objects.filter(type="purge", params__scan=str(found.pk)).order_by("number")[:20])}
+
+
+def _places(raw: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each folder that was looked into; one that is the place of several sorts says all of them."""
+    rows: dict[str, dict[str, Any]] = {}
+    for row in listed(raw.get("places"))[:PATHS_OF_A_KIND]:
+        path, what = text(row.get("path")), text(row.get("what"))
+        known = rows.setdefault(path, {"path": path, "what": what, "files": whole(row.get("files")), "size_bytes": whole(row.get("size_bytes")),
+                                       "problem": text(row.get("problem"))})
+        if what and what not in known["what"].split(", "):
+            known["what"] = f"{known['what']}, {what}".removeprefix(", ")
+    return list(rows.values())
 
 
 def gauges(raw: Any) -> list[dict[str, Any]]:
