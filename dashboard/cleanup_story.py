@@ -327,7 +327,8 @@ def _disk(raw: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {"path": _text(raw["path"], 300), "what": _text(raw.get("what"), 200)}
     made |= {f"{name}_bytes": _whole(raw.get(f"{name}_bytes")) for name in ("total", "used", "free")}
     inodes, left = _whole(raw.get("inodes")), _whole(raw.get("inodes_free"))
-    made["inodes_share"] = (inodes - left) / inodes if inodes and left is not None and left <= inodes else None
+    of_inodes = (inodes - left) / inodes if inodes and left is not None and left <= inodes else None
+    made["inodes_share"] = of_inodes if of_inodes is not None and of_inodes > 0.01 else None  # told where it may matter
     made["share"] = made["used_bytes"] / made["total_bytes"] if made["total_bytes"] and made["used_bytes"] is not None else None
     made["full"] = made["share"] is not None and made["share"] > 0.9
     return made

@@ -166,7 +166,8 @@ def take_cleanup(camera: Camera, base: str) -> None:
     page.wait_for_url(re.compile("/jobs/"))
     camera.until(ENDED)
     camera.go(f"{base}/cleanup/manifests/{page.url.split('/jobs/')[1].split('/')[0]}/")
-    camera.take("manifest")
+    camera.until("!document.body.dataset.manifestOf && document.querySelector('#list')")
+    camera.take("manifest", full=False)
 
 
 def take_measuring(camera: Camera, base: str, service: str) -> None:

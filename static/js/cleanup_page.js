@@ -289,5 +289,11 @@ stream?.on("telemetry", (told) => {
   }
   show();
 });
+// The manifest of a purge that runs: its lines and, at its end, its sums.
+const manifest = document.body.dataset.manifestOf;
+if (manifest) {
+  stream?.on("jobs", ({ job }) => { if (job?.id === manifest) setTimeout(() => location.reload(), 500); });
+  setTimeout(() => location.reload(), 5000); // its end may have been told before this page listened
+}
 let broken = false;
 stream?.on("state", ({ state }) => { if (state !== "live") broken = true; else if (broken) { broken = false; again(); } });
