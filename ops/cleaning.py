@@ -52,10 +52,12 @@ DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
 def scan_steps(context: Context) -> list[Step]:
-    """Of a scan. Params: `roots` (absolute folders, or null for all places), `kinds` (names, or null for all); the snapshot's `kinds`: an admin's
-    own kinds. Raises BadInput, before anything is claimed."""
+    """Of a scan. Params: `roots` (absolute folders, or null for all places), `kinds` (names, or null for all), `open_check` (false: it is not
+    looked at who has what open); the snapshot's `kinds`: an admin's own kinds. Raises BadInput, before anything is claimed."""
     wanted_kinds(context)
     wanted_roots(context.params)
+    if not isinstance(context.params.get("open_check", True), bool):
+        raise BadInput("`open_check` of a scan is true or false")
     return [Step(name="scan", title="Scan", do=scan_node, deadline_s=SCAN_DEADLINE_S)]
 
 
@@ -164,7 +166,8 @@ def look(context: Context, wanted: Sequence[kinds.Kind], *, roots: Sequence[str]
     header = preview.Header.now(context.config.name, list(roots or []), list(wanted))
     with preview.PreviewWriter(path, header) as writer:
         result = scan.scan(where, wanted, conditions=conditions, preview=writer, progress=pace.files, check=context.check, log=context.log,
-                           found=others(), gauges=gauges.of_node(context.config, context.paths, records))
+                           open_check=context.params.get("open_check") is not False, found=others(),
+                           gauges=gauges.of_node(context.config, context.paths, records))
         result.partial = result.partial or bool(failed)
         digest = writer.finish(result.as_dict())
     return Looked(result, {"path": str(path), "digest": digest, "size_bytes": path.stat().st_size})

@@ -228,7 +228,7 @@ def _print_scan(told: Mapping[str, Any]) -> None:
     for problem in told["problems"]:
         print(f"note: {shown(problem)}")
     if rows:
-        print("; ".join(f"{state}: {size(counted[state]['size_bytes'])} in {counted[state]['count']:,}" for state in STATES))
+        print("; ".join(f"{state}: {size(of['size_bytes'])} in {of['count']:,}" for state, of in counted.items() if of["count"]))
         path = _word(told["preview"]["path"])
         print(f"Written: {path}\nLook at them: python -m ops artifacts show {path}")
         if counted[OFFERED]["count"]:
@@ -359,6 +359,10 @@ def _choice(arguments: argparse.Namespace, preview: Preview) -> Choice:
     if not (arguments.all_offered or arguments.kind or arguments.only):
         raise WrongArguments("Nothing was chosen, so nothing is deleted", why=f"The preview has {_could(could.values())}",
                              hint="Choose with --all-offered, --kind NAME or --only N; `python -m ops artifacts show` has the numbers")
+    for kind in preview.summary["kinds"]:
+        if kind["kind"] in (arguments.kind or []) and kind["kind"] not in could:
+            raise WrongArguments(f"Nothing of the kind `{kind['kind']}` can be chosen", why=f"All is kept: {_reasons(kind['why_kept'])}"
+                                 if kind[KEPT]["count"] else "The scan found none")
     whole, without, numbers = list(arguments.kind or []), set(arguments.without or []), set(arguments.only or [])
     if arguments.all_offered:
         offered = [name for name, kind in could.items() if kind[OFFERED]["count"] and name not in whole]

@@ -193,7 +193,8 @@ def test_nothing_is_deleted_without_a_choice(machine: Machine) -> None:
     assert said.code == 2 and "Nothing was chosen" in said.err and said.out == ""
     assert "tmp-tensor" in said.err and "function-trace" in said.err and "core-dump" in said.err
     for words, arguments in (("knows no kind `nope`", ("--kind", "nope")), ("no artifact 99", ("--only", "99")), ("no artifact 0", ("--only", "0")),
-                             ("cannot be chosen", ("--only", machine.number("core.4712"))), ("Nothing was chosen", ("--without", "1")),
+                             ("cannot be chosen", ("--only", machine.number("core.4712"))),
+                             ("Nothing of the kind `rendezvous` can be chosen", ("--kind", "rendezvous")), ("Nothing was chosen", ("--without", "1")),
                              ("is there already", ("--all-offered", "--manifest", str(machine.preview)))):
         said = machine.purge(*arguments)
         assert said.code == 2 and words in said.err, said.err
@@ -298,6 +299,8 @@ def test_on_a_node_a_scan_and_a_purge_are_jobs_with_their_locks(practice: Box, t
     preview, tmp = tmp_path / "p.jsonl", practice.root / "tmp"
     found = practice.json("artifacts", "scan", "--kind", "debug-tensor", "--out", str(preview))
     assert found["kinds"][0]["offered"]["count"] == 35 and practice.types(found["job"])[-1] == "job.finished"
+    unasked = practice.json("artifacts", "scan", "--kind", "debug-tensor", "--no-open-check", "--out", f"{preview}2")
+    assert unasked["open_checked"] is False and any("not looked at which files are open" in problem for problem in unasked["problems"])
     choice = ("--all-offered",)
     lock = f"service:{practice.record.name}"
     held = claim.lock_all(practice.paths, [lock])
