@@ -459,7 +459,7 @@ def _facts_after(job: Job, run: BenchmarkRun | None) -> list[dict[str, Any]]:
         offered, looked = scan.get("offered_bytes"), scan.get("files")
         found, most = scan.get("count") or 0, scan.get("choosable_bytes") or 0
         cells.append(_cell("Can be given back", *(size(offered) or "unknown").split("\u202f"),
-                           small=f"up to {size(most)} with what may be worth keeping" if most > (offered or 0) else "if you choose all of it"))
+                           small=f"up to {size(most)} if you ask" if most > (offered or 0) else "if you choose all of it"))
         cells.append(_cell("Leftovers", f"{found:,}", small=f"{scan.get('kept') or 0:,} of them stay"))
         cells.append(_cell("Looked at", f"{looked:,} files" if looked is not None else "not told", small=size(scan.get("size_bytes"))))
     if purged := purge_story.summary(job):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import os
@@ -15,7 +17,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 
-from dashboard import cleanup_choice, cleanup_rows, dispatch, purge_story, recorder
+from dashboard import cleanup_choice, cleanup_exports, cleanup_rows, dispatch, purge_story, recorder
 from dashboard.models import ArtifactKind, ArtifactScan, Job, JobEvent, Node, PurgedArtifact, ScannedArtifact
 from ops.agent.config import NodePaths
 from ops.artifacts.found import KEPT, OFFERED, OPTIONAL, Artifact, Choice
@@ -379,3 +381,20 @@ def test_a_node_cannot_fill_the_console_with_artifacts(story: Story, monkeypatch
     assert ArtifactScan.objects.get(job=job).artifacts.count() == 20
     said.purge_job(story, job, found)
     assert PurgedArtifact.objects.count() == 20
+
+
+# ---- a manifest to take along ----
+
+
+def test_a_manifest_is_exported_whole_and_its_hostile_names_do_no_harm(story: Story) -> None:
+    rows = said.hostile_rows(at=1_790_000_000.0)
+    scan, found = scanned(story, found=said.world("", rows=rows))
+    job = said.purge_job(story, scan.job, found, choice=Choice(kinds=["debug-tensor"]))
+    assert PurgedArtifact.objects.filter(job=job).count() == len(rows)
+    lines = list(csv.reader(io.StringIO("".join(cleanup_exports.text(job, "csv")))))
+    assert len(lines) == len(rows) + 1 and not [cell for line in lines for cell in line if cell[:1] in ("=", "+", "-", "@", "\t")]
+    told = json.loads("".join(cleanup_exports.text(job, "json")))
+    assert (told["job"], told["deleted"], told["freed_bytes"]) == (str(job.pk), len(rows), sum(row.size_bytes for row in rows))
+    assert [entry["path"] for entry in told["entries"]] == [row.as_dict()["path"] for row in found.chosen(Choice(kinds=["debug-tensor"]))]
+    written = "".join(cleanup_exports.text(job, "md"))
+    assert sum(1 for line in written.splitlines() if line.startswith("| deleted |")) == len(rows) and "<script>" not in written
