@@ -6,11 +6,12 @@ what is listed can be chosen, or left out, one by one.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from dashboard.models import ArtifactScan, ScannedArtifact
-from ops.artifacts.found import KEPT, OFFERED, OPTIONAL, Choice
+from dashboard.models import ArtifactScan, PurgedArtifact, ScannedArtifact
+from ops.artifacts.found import CHOSEN_MOST, KEPT, OFFERED, OPTIONAL, Choice
 from ops.jobs.errors import BadInput
 
 AT_ONCE = 500  # numbers in one query: databases take a limited number of parameters
@@ -43,6 +44,19 @@ def totals(scan: ArtifactScan, choice: Choice) -> dict[str, Any]:
     rows = [{"kind": name, "title": known.get(name, {}).get("title") or name, "one": known.get(name, {}).get("one") or name} | of
             for name, of in counted.items() if of["count"] > 0]
     return {**_sum(rows), "gone": _sum([row["gone"] for row in rows]), "kinds": rows}
+
+
+def less_gone(scan: ArtifactScan, choice: Choice) -> Choice:
+    """`choice` without what purges have deleted since, so that a purge does not look for it and its manifest does not tell of it again: of what is
+    listed by its rows, of the rest by the manifests of this scan's purges; as far as one choice can name it."""
+    purges = [uuid.UUID(one) for one in scan.summary.get("purges") or []]
+    gone = dict(scan.artifacts.filter(result__in=GONE).values_list("number", "kind"))
+    gone |= dict(PurgedArtifact.objects.filter(job__in=purges, kind__in=choice.kinds, result__in=GONE).values_list("number", "kind"))
+    numbers = [number for number in choice.numbers if number not in gone]
+    left_out = set(choice.without)
+    room = max(0, CHOSEN_MOST - len(numbers) - len(left_out))
+    more = sorted(number for number, kind in gone.items() if kind in choice.kinds and number not in left_out)[:room]
+    return Choice(kinds=choice.kinds, numbers=numbers, without=sorted({*left_out, *more}))
 
 
 def services(scan: ArtifactScan, choice: Choice) -> list[str]:

@@ -27,6 +27,7 @@ from dashboard.models import ArtifactKind, ArtifactScan, Job, Node, PurgedArtifa
 from ops.artifacts import kinds as known
 from ops.artifacts.found import KEPT, OFFERED, OPTIONAL
 from ops.artifacts.kinds import KIND_NAME, UNITS
+from ops.jobs.errors import BadInput
 from ops.records import NAME
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,19 @@ PARTS = ("count", "files", "size_bytes")
 def known_kinds() -> set[str]:
     """Names of all kinds of leftovers: the built-in ones and those that admins added."""
     return {kind.name for kind in known.builtin()} | set(ArtifactKind.objects.values_list("name", flat=True))
+
+
+def own_kinds() -> list[dict[str, Any]]:
+    """The records of the kinds that admins added, as orders carry them: those that this version takes. Settings says what is wrong with others."""
+    taken = []
+    for kind in ArtifactKind.objects.all():
+        try:
+            known.own([kind.record])
+        except BadInput as error:
+            logger.warning("the kind of leftover `%s` is left out: %s", kind.name, error)
+            continue
+        taken.append(kind.record)
+    return taken
 
 
 # ---- scans ----

@@ -30,7 +30,6 @@ from redis.exceptions import RedisError
 from dashboard import baselines, cleanup_choice, cleanup_rows, permissions, purge_story, redis_clients, run_summaries
 from dashboard.deciding import MORE_AT_ONCE
 from dashboard.models import (
-    ArtifactKind,
     ArtifactScan,
     AuditEntry,
     BenchmarkRun,
@@ -97,7 +96,7 @@ def start(*, type: str, node: str | Node, service: str | Service | None = None, 
     limit = CHOICE_MAX_BYTES if type == "purge" else PARAMS_MAX_BYTES
     if len(json.dumps(params)) > limit:
         raise BadInput("This job's settings are too big", why=f"At most {limit // 1024} KiB", hint="Ask for less at once")
-    key = hashlib.sha256(f"{user.pk if user else ''}:{idempotency_key}".encode()).hexdigest() if idempotency_key else None
+    key = _key(user, idempotency_key)
     locks = sorted(kind.locks(the_service.name if the_service else None, params))
     for last in (False, False, True):
         try:
@@ -111,6 +110,17 @@ def start(*, type: str, node: str | Node, service: str | Service | None = None, 
             if last:
                 raise
     raise AssertionError("unreachable")
+
+
+def _key(user: AbstractBaseUser | None, idempotency_key: str | None) -> str | None:
+    """Two people's same key are two wishes."""
+    return hashlib.sha256(f"{user.pk if user else ''}:{idempotency_key}".encode()).hexdigest() if idempotency_key else None
+
+
+def _known(user: AbstractBaseUser | None, idempotency_key: str | None) -> Job | None:
+    """The job that this person's key has started already."""
+    key = _key(user, idempotency_key)
+    return Job.objects.filter(idempotency_key=key).first() if key else None
 
 
 def start_plan(*, service: Service, channel: Channel, user: AbstractBaseUser | None, version: str | None = None, coupling: bool = True,
@@ -127,7 +137,7 @@ def start_plan(*, service: Service, channel: Channel, user: AbstractBaseUser | N
         raise BadInput(f"There is no way to redeploy called `{mode[:40]}`", hint=f"Use one of {', '.join(MODES)}")
     return start(type="plan", node=service.node, service=service, user=user, idempotency_key=idempotency_key,
                  params={"channel": channel.name, "version": version, "coupling": coupling, "mode": mode, "options": dict(options or {})},
-                 snapshot={"channel": channel.record})
+                 snapshot={"channel": channel.record, "kinds": cleanup_rows.own_kinds()})
 
 
 def start_redeploy(*, plan_job: Job, user: AbstractBaseUser | None, options: dict[str, Any], idempotency_key: str | None = None) -> Job:
@@ -469,22 +479,28 @@ def start_scan(*, node: Node, user: AbstractBaseUser | None, roots: Sequence[str
             raise BadInput(f"This is no folder to look into: {str(root)[:80]!r}", hint="Give an absolute path")
     if (roots is not None and not 0 < len(roots) <= ROOTS_MOST) or (kinds is not None and not 0 < len(kinds) <= KINDS_MOST):
         raise BadInput("This scan would look for nothing, or for too much at once", hint=f"At most {ROOTS_MOST} folders and {KINDS_MOST} kinds")
-    own = [kind.record for kind in ArtifactKind.objects.all()]
     if kinds is not None and (unknown := sorted(set(kinds) - cleanup_rows.known_kinds())):
         raise BadInput(f"There is no kind of leftover `{unknown[0][:60]}`", hint="Settings lists all kinds")
-    return start(type="artifact-scan", node=node, user=user, idempotency_key=idempotency_key, snapshot={"kinds": own},
+    return start(type="artifact-scan", node=node, user=user, idempotency_key=idempotency_key, snapshot={"kinds": cleanup_rows.own_kinds()},
                  params={"roots": list(roots) if roots is not None else None, "kinds": list(kinds) if kinds is not None else None})
 
 
 def start_purge(*, scan: ArtifactScan, choice: Choice, user: AbstractBaseUser | None, idempotency_key: str | None = None) -> Job:
     """Deletes what `choice` takes of what this scan found, as far as it is still what it was: the node looks at each thing once more. Services that
-    something chosen belongs to are locked. Raises BadInput for a scan that has not ended, and for a choice that takes nothing of it."""
+    something chosen belongs to are locked. What an earlier purge of the scan has deleted is left out. Raises BadInput for a scan that has not ended,
+    and for a choice that takes nothing of it."""
+    if (known := _known(user, idempotency_key)) is not None:  # by now there may be nothing left to choose: the second click is answered as the first
+        return known
     if not scan.finished or not scan.digest:
         raise BadInput("This scan has no preview yet", why="It has not ended, or it ended before it had looked at everything",
                        hint="Wait until it has ended, or scan again")
     choice.check()
-    if cleanup_choice.totals(scan, choice)["count"] < 1:
+    totals = cleanup_choice.totals(scan, choice)
+    if totals["count"] < 1:
         raise BadInput("Nothing was chosen", why="All of it was left out, or cannot be chosen", hint="Choose kinds, or single artifacts")
+    if totals["count"] == totals["gone"]["count"]:
+        raise BadInput("Nothing of what was chosen is left", why="An earlier purge of this scan has deleted it", hint="Scan again")
+    choice = cleanup_choice.less_gone(scan, choice)
     return start(type="purge", node=scan.node, user=user, idempotency_key=idempotency_key, params={
         "scan": str(scan.job_id), "digest": scan.digest, "choice": choice.as_dict(), "services": cleanup_choice.services(scan, choice)})
 

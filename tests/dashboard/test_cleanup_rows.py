@@ -18,7 +18,7 @@ from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 
 from dashboard import cleanup_choice, cleanup_exports, cleanup_rows, dispatch, purge_story, recorder
-from dashboard.models import ArtifactKind, ArtifactScan, Job, JobEvent, Node, PurgedArtifact, ScannedArtifact
+from dashboard.models import ArtifactKind, ArtifactScan, Channel, Job, JobEvent, Node, PurgedArtifact, ScannedArtifact
 from ops.agent.config import NodePaths
 from ops.artifacts.found import KEPT, OFFERED, OPTIONAL, Artifact, Choice
 from ops.jobs import claim, journal, runner
@@ -298,9 +298,31 @@ def test_a_purge_of_nothing_or_of_a_scan_that_has_not_ended_is_refused(story: St
         dispatch.start_purge(scan=running, choice=Choice(kinds=["debug-tensor"]), user=operator)
 
 
-def test_a_scan_takes_the_kinds_of_admins_along(story: Story, operator: User) -> None:
-    record = {"name": "bench-scratch", "title": "Benchmark scratch"}
+def test_a_second_purge_of_a_scan_leaves_out_what_the_first_one_deleted(story: Story, operator: User) -> None:
+    scan, found = scanned(story)
+    traces, tensors = found.of("function-trace"), found.of("debug-tensor")  # of the traces not everything is listed
+    first = said.purge_job(story, scan.job, found, choice=Choice(kinds=["function-trace"], numbers=[tensors[0].number]), partial=True)
+    gone = PurgedArtifact.objects.filter(job=first, result="deleted").values_list("number", flat=True)
+    scan.refresh_from_db()
+    choice = Choice(kinds=["function-trace"], numbers=[row.number for row in tensors[:3]], without=[traces[-1].number])
+    job = dispatch.start_purge(scan=scan, choice=choice, user=operator, idempotency_key="k")
+    assert job.params["choice"] == {"kinds": ["function-trace"], "numbers": [row.number for row in tensors[:3] if row.number not in gone],
+                                    "without": sorted({traces[-1].number, *(row.number for row in traces if row.number in gone)})}
+    said.purge_job(story, scan.job, found, choice=Choice(kinds=["function-trace", "debug-tensor"]))
+    scan.refresh_from_db()
+    again = Choice(kinds=["debug-tensor"])
+    assert dispatch.start_purge(scan=scan, choice=again, user=operator, idempotency_key="k") == job  # the second click, late
+    with pytest.raises(BadInput, match="Nothing of what was chosen is left"):
+        dispatch.start_purge(scan=scan, choice=again, user=operator, idempotency_key="another")
+
+
+def test_a_scan_and_a_plan_take_the_kinds_of_admins_along_that_this_version_takes(story: Story, operator: User) -> None:
+    record = said.OWN_KIND
     ArtifactKind.objects.create(name="bench-scratch", record=record)
+    ArtifactKind.objects.create(name="of-an-older-version", record={"name": "of-an-older-version", "title": "No places"})
+    channel = Channel.objects.filter(practice=True)[0]
+    plan = dispatch.start_plan(service=story.the_service, channel=channel, user=operator)
+    assert plan.envelope["snapshot"]["kinds"] == [record]
     job = dispatch.start_scan(node=story.the_node, user=operator, kinds=["bench-scratch", "debug-tensor"])
     assert job.envelope["snapshot"] == {"kinds": [record]} and not job.locks.exists()
     assert job.params == {"roots": None, "kinds": ["bench-scratch", "debug-tensor"]}
