@@ -38,7 +38,8 @@ class Row(NamedTuple):
     """One entry as it was seen: a file that is an artifact (`path` is ""), or something in the tree of a folder artifact.
 
     `path` is relative to the artifact's folder, "" for that folder itself. `length`: st_size; `size_bytes`: allocated, and 0 for a file whose blocks
-    were counted under another name already. An artifact's size is the sum of its rows' (files and folders; a link or special file in it stays).
+    were counted under another name already, or a folder that stays. An artifact's size is the sum of its rows' (files and folders; a link or special
+    file in it stays, and so do the folders around it).
     """
 
     path: str

@@ -174,14 +174,16 @@ class _Group:
 
 
 class _Folder:
-    """What is known of a folder on the way down. `size_bytes`: of it and all that lies in it, as `du` counts: a file with several names once."""
+    """What is known of a folder on the way down. `size_bytes`: of it and all that lies in it, as `du` counts: a file with several names once.
+    `stays`: it is part of a folder artifact, and something in it stays when that goes (a link), so that it gives nothing back itself."""
 
-    __slots__ = ("below_most", "files", "group", "picker", "places", "size_bytes")
+    __slots__ = ("below_most", "files", "group", "picker", "places", "size_bytes", "stays")
 
     def __init__(self, picker: Picker, group: _Group | None, places: list[Place], own_bytes: int) -> None:
         self.picker, self.group, self.places = picker, group, places
         self.files = self.below_most = 0
         self.size_bytes = own_bytes
+        self.stays = False
 
 
 class _Scan:
@@ -283,10 +285,8 @@ class _Scan:
             group = _Group(match, frame)
         if above is None:
             self._links = self._linked.setdefault(frame.state.st_dev, set())
-        own_bytes = frame.state.st_blocks * 512
-        frame.data = _Folder(self._pickers.of(states), group, roots, own_bytes)
+        frame.data = _Folder(self._pickers.of(states), group, roots, frame.state.st_blocks * 512)
         if group is not None:
-            group.size_bytes += own_bytes
             self._examine(group, frame.path, frame.state)
         return True
 
@@ -315,7 +315,11 @@ class _Scan:
         folder = cast("_Folder", frame.data)
         group = folder.group
         if group is not None:
-            self._preview.add_row(Row.of(frame.path[group.prefix:], frame.state))
+            own_bytes = 0 if folder.stays else frame.state.st_blocks * 512
+            group.size_bytes += own_bytes
+            self._preview.add_row(Row.of(frame.path[group.prefix:], frame.state, own_bytes))
+            if group.frame is not frame and folder.stays:
+                cast("_Folder", cast(Frame, frame.above).data).stays = True
             if group.frame is frame:
                 self._found_folder(group)
         for place in folder.places:
@@ -403,6 +407,7 @@ class _Scan:
         self._preview.add_row(Row.of(path[group.prefix:], state, size))
         if form != "file":
             group.links += 1
+            cast("_Folder", frame.data).stays = True
             return
         group.files += 1
         group.size_bytes += size

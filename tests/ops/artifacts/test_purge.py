@@ -205,6 +205,7 @@ def test_links_in_a_folder_stay_and_lead_nowhere(cached: Leftovers):
     cached.purge()
     assert cached.left() == ["cache-1", "cache-1/deep", "cache-1/deep/link"] and (cached.folder / "model/weights").exists()
     assert cached.told[0].why == "`deep/link` stays: it is no regular file"
+    assert cached.told[0].freed_bytes == cached.told[0].size_bytes
 
 
 def test_a_folder_that_went_by_itself_is_told_as_gone(cached: Leftovers):

@@ -316,6 +316,16 @@ def test_a_link_in_a_folder_is_told_and_counts_nothing(root: Path, tmp_path: Pat
     assert {row.type for _, rows in found.all for row in rows or []} == {"file", "link", "folder"}
 
 
+def test_folders_that_stay_around_a_link_are_not_counted_as_given_back(root: Path):
+    write(root / "cache" / "h" / "gone" / "f", 100)
+    write(root / "cache" / "h" / "x" / "y" / "f", 100)
+    (root / "cache" / "h" / "x" / "link").symlink_to("y")
+    found = look(root, CACHE)
+    artifact, rows = found.all[0]
+    goes = du(root / "cache" / "h" / "gone") + du(root / "cache" / "h" / "x" / "y")
+    assert artifact.size_bytes == goes == sum(row.size_bytes for row in rows or [])
+
+
 def _hard_linked(folder: Path) -> None:
     (folder.parent.parent / "elsewhere").hardlink_to(folder / "f")
 
