@@ -11,7 +11,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`size_bytes`: allocated on disk by files that have no other name outside of the folder. `files`: all that are no folders."""
+    """`size_bytes`: allocated on disk by the folder, by those in it, and by files that have no other name outside of it. `files`: all that are no
+    folders."""
 
     files: int
     size_bytes: int
@@ -19,7 +20,7 @@ class Measured:
 
 def folder(path: Path, check: Callable[[], None] = lambda: None) -> Measured:
     """Links are not followed; what comes or goes meanwhile is counted or not. Raises OSError if the folder itself cannot be read."""
-    files = size = 0
+    files, size = 0, os.lstat(path).st_blocks * 512
     linked: dict[tuple[int, int], list[int]] = {}  # of files with several names: names seen, names in all, bytes
     pending, first = [os.fspath(path)], True
     while pending:
@@ -29,6 +30,7 @@ def folder(path: Path, check: Callable[[], None] = lambda: None) -> Measured:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         pending.append(entry.path)
+                        size += entry.stat(follow_symlinks=False).st_blocks * 512
                         continue
                     found = entry.stat(follow_symlinks=False)
                     files += 1
