@@ -193,9 +193,10 @@ def _own_scan(job: Job, data: dict[str, Any], at: datetime) -> ArtifactScan:
 
 
 def _forget_older(scan: ArtifactScan) -> None:
-    """Of the node's scans (those of plans apart) only the newest keep the artifacts that they list."""
+    """Of the node's scans (those of plans apart) only the newest keep the artifacts that they list, and the one that says what can be given back."""
     alike = ArtifactScan.objects.filter(node=scan.node, job__type=scan.job.type)
-    kept = [*alike.filter(finished=True).order_by("-at").values_list("pk", flat=True)[:SCANS_KEPT], scan.pk]
+    kept = [*alike.filter(finished=True).order_by("-at").values_list("pk", flat=True)[:SCANS_KEPT], scan.pk,
+            *(one.pk for one in newest_scans([scan.node]).values())]
     unended = alike.filter(finished=False, at__gte=scan.at).values_list("pk", flat=True)
     old = alike.exclude(pk__in=[*kept, *unended]).filter(artifacts__isnull=False).values_list("pk", flat=True).distinct()
     for pk in list(old):
@@ -363,12 +364,17 @@ def newest_scans(nodes: Sequence[Node]) -> dict[int, ArtifactScan]:
     partial: dict[int, ArtifactScan] = {}
     for node in nodes:
         for scan in ArtifactScan.objects.filter(node=node, finished=True, job__type=SCAN).select_related("job").order_by("-at")[:10]:
-            asked = scan.job.params if isinstance(scan.job.params, dict) else {}
-            if asked.get("roots") is None and asked.get("kinds") is None:
+            if is_whole(scan):
                 found[node.pk] = scan
                 break
             partial.setdefault(node.pk, scan)
     return partial | found
+
+
+def is_whole(scan: ArtifactScan) -> bool:
+    """Whether a scan looked at everything, not only below some folders or for some kinds."""
+    asked = scan.job.params if isinstance(scan.job.params, dict) else {}
+    return asked.get("roots") is None and asked.get("kinds") is None
 
 
 def left(scan: ArtifactScan) -> dict[str, int]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from django.db.models import Case, CharField, Count, F, IntegerField, Max, Min, Q, QuerySet, Sum, Value, When
 from django.http.request import QueryDict
+from django.urls import reverse
 from django.utils import timezone
 
 from dashboard import cleanup_choice, cleanup_rows, job_story, purge_story
@@ -504,6 +505,12 @@ def main_disk(scan: ArtifactScan, found: Sequence[Mapping[str, Any]]) -> int | N
 def newest_scan(node: Node) -> ArtifactScan | None:
     """The newest scan of a node that looked for leftovers and ended (a plan's scan of one service is shown with the plan)."""
     return ArtifactScan.objects.filter(node=node, finished=True, job__type__in=SCAN_JOBS).select_related("job", "node").order_by("-at").first()
+
+
+def address(node: Node, scan: ArtifactScan | None) -> str:
+    """Of the page of a node whose numbers are those of `scan`: what lists say is what a click shows, also where a scan of a part is newer."""
+    newest = newest_scan(node) if scan is not None else None
+    return reverse("cleanup_node", args=[node.name]) + (f"?scan={scan.job.number}" if scan is not None and newest != scan else "")
 
 
 def open_job(node: Node) -> Job | None:

@@ -44,7 +44,8 @@ def cleanup(request: HttpRequest) -> HttpResponse:
 def _card(node: Node, scan: ArtifactScan | None) -> dict[str, Any]:
     open_job = story.open_job(node)
     left = cleanup_rows.left(scan) if scan is not None else {}
-    return {"node": node, "scan": scan, "silent": job_story.is_silent(node.seen_at), "disks": story.with_freed(story.disks(node, scan), {}),
+    return {"node": node, "scan": scan, "address": story.address(node, scan), "silent": job_story.is_silent(node.seen_at),
+            "disks": story.with_freed(story.disks(node, scan), {}),
             "running": story.running(open_job) if open_job else None, "failed": story.failed_scan(node, scan),
             "offered_bytes": left.get("offered_bytes"), "choosable_bytes": left.get("choosable_bytes")}
 
@@ -101,7 +102,8 @@ def _preview(scan: ArtifactScan, asked: QueryDict, *, posted: bool) -> dict[str,
         "disks": disks, "main": disks[main] if main is not None else None, "main_index": main, "facts": story.found_facts(scan),
         "largest": story.largest(scan), "trouble": story.problems(scan), "roots": story.roots_words(scan), "purges": purges,
         "of_this": [one for one in purges if one["job"].params.get("scan") == str(scan.job_id) and one["job"].is_final],
-        "newer": _newer(scan), "choices": _choices(scan), "carried": _carried(groups, choice), "seconds": scan.took_s,
+        "newer": _newer(scan), "whole": cleanup_rows.is_whole(scan), "of_all": _of_all(scan),
+        "choices": _choices(scan), "carried": _carried(groups, choice), "seconds": scan.took_s,
     }
 
 
@@ -138,6 +140,12 @@ def _choices(scan: ArtifactScan) -> dict[str, Any]:
 def _newer(scan: ArtifactScan) -> ArtifactScan | None:
     newest = story.newest_scan(scan.node)
     return newest if newest is not None and newest.pk != scan.pk and newest.at > scan.at else None
+
+
+def _of_all(scan: ArtifactScan) -> ArtifactScan | None:
+    """Beside a scan of a part the newest one that looked at everything: what the fleet says can be given back is its number."""
+    found = cleanup_rows.newest_scans([scan.node]).get(scan.node_id)
+    return found if found is not None and found != scan and cleanup_rows.is_whole(found) else None
 
 
 def _scan(node: Node, number: str) -> ArtifactScan | None:

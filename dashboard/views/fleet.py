@@ -123,7 +123,7 @@ def node_card(node: Node, *, history: bool = True) -> dict[str, Any]:
     scan = cleanup_rows.newest_scans([node]).get(node.pk)
     return {
         "disks": cleanup_story.with_freed(cleanup_story.disks(node, scan), {}),
-        "back": {"scan": scan, **cleanup_rows.left(scan)} if scan is not None else None,
+        "back": {"scan": scan, **cleanup_rows.left(scan)} if scan is not None else None, "back_address": cleanup_story.address(node, scan),
         "node": node, "gpus": rows, "services": services, "silent": silent, "state": "silent" if silent else "online",
         "model": short_gpu_name(names.pop()) if len(names) == 1 else "", "problem": snapshot.get("problem") or facts.get("problem"),
         "odd": odd, "readings": gpus,

@@ -160,6 +160,21 @@ def test_an_older_scan_has_an_address_and_says_that_there_is_a_newer_one(visitor
     assert visitor.get(PAGE, {"scan": "99999"}).status_code == 404
 
 
+def test_a_newer_scan_of_a_part_changes_no_number_of_the_fleet_and_says_where_the_whole_is(visitor: Client, story: factory.Story) -> None:
+    whole, _ = cleanup_data.scan_job(story, ago_s=7200)
+    for _ in range(4):  # more than keep what they list: the whole one keeps it nevertheless
+        part, _ = cleanup_data.scan_job(story, found=cleanup_data.world("", rows=cleanup_data.hostile_rows(at=story.at)))
+        Job.objects.filter(pk=part.pk).update(params={"roots": ["/tmp"], "kinds": None})
+    cleanup_data.scan_job(story, end=False)
+    for page in ("/", "/cleanup/", "/nodes/practice/"):
+        assert f'href="{PAGE}?scan={whole.number}"' in visitor.get(page).content.decode(), page
+    seen = text(visitor.get(PAGE))
+    assert "This scan looked at a part only." in seen and f"is from scan #{whole.number} , the newest of everything" in seen
+    shown = text(visitor.get(PAGE, {"scan": str(whole.number)}))
+    assert "There is a newer scan than this one." in shown and "looked at a part" not in shown
+    assert ScannedArtifact.objects.filter(scan__job=whole).exists()
+
+
 def test_whatever_a_file_is_called_it_is_text(visitor: Client, story: factory.Story) -> None:
     found = cleanup_data.world("", rows=cleanup_data.hostile_rows(at=story.at))
     job, found = cleanup_data.scan_job(story, found=found)
