@@ -19,7 +19,7 @@ from dashboard.from_a_node import texts
 from dashboard.models import ArtifactKind, Node
 from ops.artifacts import kinds
 from ops.artifacts.kinds import KIND_NAME, OWN_CONDITIONS, Kind
-from ops.artifacts.places import MADE_FOR_TEMPORARY_FILES
+from ops.artifacts.places import MADE_FOR_TEMPORARY_FILES, check_root_by_name
 from ops.jobs.errors import BadInput
 
 TAKEN = frozenset({"new"})  # an address of our own pages
@@ -130,6 +130,10 @@ class KindForm(forms.Form):
         for place in places:
             if place.startswith("/") and place.strip("/").count("/") < 1 and place.rstrip("/") not in MADE_FOR_TEMPORARY_FILES:
                 raise forms.ValidationError(f"{place[:100]} is too much: name a folder in it")
+            try:
+                check_root_by_name(place)
+            except BadInput as error:
+                raise forms.ValidationError(_words(error)) from error
         return [place.rstrip("/") or place for place in places]
 
     def clean_patterns(self) -> list[str]:

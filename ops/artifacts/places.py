@@ -461,18 +461,9 @@ def _working_folder(record: ServiceRecord) -> str:
 def check_root(path: str, *, config: NodeConfig | None, paths: NodePaths | None = None) -> None:
     """Raises BadInput for a folder that can be no root of a scan or purge, and Refused for one that this node's owner does not allow."""
     told = shown(path)[:300]
-    if not path.startswith("/") or "\0" in path:
-        raise BadInput(f"`{told}` is no absolute path", hint="Begin it with a slash")
-    root = os.path.normpath(path)
-    root = root[1:] if root.startswith("//") else root
-    if ".." in path.split("/"):
-        raise BadInput(f"`{told}` has `..` in it", hint="Write the path without it")
-    if root == "/":
-        raise BadInput("The root of the file system can be no root of a scan", why="Everything lies in it", hint="Name the folder that is full")
+    root = _usual(path)
     state = _state_of(root, told)
-    if root in _TOP or any(is_inside(root, folder) for folder in _SYSTEM if folder != "/dev") or (
-            is_inside(root, "/dev") and not is_inside(root, SHARED_MEMORY)):
-        raise BadInput(f"`{told}` is a folder of the operating system", hint="Name a folder for temporary files, a cache, or one of your own in it")
+    _check_name(root, told)
     if _is_home(root):
         raise BadInput(f"`{told}` is somebody's home", why="What lies there is not for others to judge", hint="Name a folder in it, such as a cache")
     if root not in MADE_FOR_TEMPORARY_FILES and is_mount_point(root, state):
@@ -489,6 +480,34 @@ def check_root(path: str, *, config: NodeConfig | None, paths: NodePaths | None 
             *config.artifact_roots, *([practice_root] if practice_root else ()))):
         raise Refused(f"This node does not allow to clean up in `{told}`", why=f"Allowed: {', '.join(config.artifact_roots) or 'no folder'}",
                       hint=f"The node's owner can add \"{told}\" to `artifact_roots` in node.toml")
+
+
+def check_root_by_name(path: str) -> str:
+    """What can be said of a root without its machine at hand; gives it in its usual form. Raises BadInput."""
+    root = _usual(path)
+    _check_name(root, shown(path)[:300])
+    return root
+
+
+def _usual(path: str) -> str:
+    told = shown(path)[:300]
+    if not path.startswith("/") or "\0" in path:
+        raise BadInput(f"`{told}` is no absolute path", hint="Begin it with a slash")
+    root = os.path.normpath(path)
+    root = root[1:] if root.startswith("//") else root
+    if ".." in path.split("/"):
+        raise BadInput(f"`{told}` has `..` in it", hint="Write the path without it")
+    if root == "/":
+        raise BadInput("The root of the file system can be no root of a scan", why="Everything lies in it", hint="Name the folder that is full")
+    return root
+
+
+def _check_name(root: str, told: str) -> None:
+    if root in _TOP or any(is_inside(root, folder) for folder in _SYSTEM if folder != "/dev") or (
+            is_inside(root, "/dev") and not is_inside(root, SHARED_MEMORY)):
+        raise BadInput(f"`{told}` is a folder of the operating system", hint="Name a folder for temporary files, a cache, or one of your own in it")
+    if os.path.dirname(root) == "/home":
+        raise BadInput(f"`{told}` is somebody's home", why="What lies there is not for others to judge", hint="Name a folder in it, such as a cache")
 
 
 def _state_of(root: str, told: str) -> os.stat_result:
@@ -528,7 +547,7 @@ def _plain(escaped: bytes) -> bytes:
 
 
 def _is_home(path: str) -> bool:
-    if os.path.dirname(path) == "/home" or path == os.path.realpath(os.path.expanduser("~")):
+    if path == os.path.realpath(os.path.expanduser("~")):
         return True
     try:
         return path == os.path.realpath(pwd.getpwuid(os.stat(path).st_uid).pw_dir)

@@ -317,9 +317,10 @@ def tell_purged(story: Story, job: Job, scan: str, chosen: Sequence[Artifact], t
 
 
 def scan_job(story: Story, *, ago_s: float = 600.0, of: Node | None = None, found: World | None = None, root: str = PRACTICE_ROOT, end: bool = True,
-             problems: Sequence[str] = ()) -> tuple[Job, World]:
-    """A scan of the practice node, or of another. `end` False: it runs, and has told nothing but its progress. `problems`: it ends partial."""
-    job = story.job("artifact-scan", ago_s=ago_s, of=of or story.the_node, params={"roots": None, "kinds": None}, steps=SCAN_STEPS)
+             problems: Sequence[str] = (), roots: list[str] | None = None) -> tuple[Job, World]:
+    """A scan of the practice node, or of another. `end` False: it runs, and has told nothing but its progress. `problems`: it ends partial. `roots`:
+    it was asked for these folders only."""
+    job = story.job("artifact-scan", ago_s=ago_s, of=of or story.the_node, params={"roots": roots, "kinds": None}, steps=SCAN_STEPS)
     made = found or world(str(job.pk), at=time.time() - ago_s, root=root, problems=problems)
     made.summary["scan"] = str(job.pk)
     story.step(job, "scan", log=f"looking through {len(made.summary['places'])} places\n", end=False)
