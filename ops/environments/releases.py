@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ops.artifacts.found import shown
+from ops.artifacts.walk import mounts
 from ops.environments import coupling as coupling_rules
 from ops.environments import faulty_wheels, packages
 from ops.environments import plan as planning
@@ -477,9 +479,10 @@ def take_away(folder: Path) -> None:
 
 
 def _set_aside(folder: Path) -> Path | None:
-    """Gives the folder a name under which it is on its way out; None if it is not there."""
+    """Gives the folder a name under which it is on its way out; None if it is not there. Raises OpsError where something is mounted in it."""
     if not os.path.lexists(folder):
         return None
+    _check_nothing_mounted(folder)
     half = folder.with_name(f".removing-{folder.name}-{secrets.token_hex(4)}")
     try:
         folder.rename(half)
@@ -488,7 +491,20 @@ def _set_aside(folder: Path) -> Path | None:
     return half
 
 
+def _check_nothing_mounted(folder: Path) -> None:
+    """What is mounted (bound) in a folder is not part of it, and would be deleted with it. Raises OpsError if something is."""
+    try:
+        inside = f"{os.path.realpath(folder.parent)}/{folder.name}"
+        mounted = next((f"{holder}/{next(iter(names))}" for holder, names in mounts().items()
+                        if holder == inside or holder.startswith(f"{inside}/")), None)
+    except OSError as error:
+        raise OpsError(f"`{folder}` is not removed: whether something is mounted in it is not known", why=error.strerror or str(error)) from error
+    if mounted is not None:
+        raise OpsError(f"`{folder}` is not removed: something is mounted in it", why=shown(mounted), hint="Unmount that first")
+
+
 def _delete(folder: Path) -> None:
+    _check_nothing_mounted(folder)
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:

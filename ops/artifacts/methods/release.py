@@ -7,15 +7,16 @@ pruning never takes (ops/environments/pruning.py) is kept here as well: the rele
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ops.artifacts.conditions import Conditions
 from ops.artifacts.found import KEPT, OFFERED, OPTIONAL, Artifact, Entry
+from ops.artifacts.holders import Holders
 from ops.artifacts.kinds import Kind
-from ops.artifacts.methods import measure
+from ops.artifacts.methods import measure, whole
 from ops.artifacts.places import Place
 from ops.environments import patches, pruning, releases
 from ops.jobs.errors import OpsError
@@ -51,13 +52,15 @@ def find(kind: Kind, place: Place, *, conditions: Conditions, check: Callable[[]
         try:
             found = os.lstat(candidate.folder)
             size = measure.folder(candidate.folder, check)
+            seen = whole.obstacle(os.path.realpath(candidate.folder), conditions=conditions, check=check)
         except FileNotFoundError:  # it goes right now
             continue
         except OSError as error:
             problem(f"The release `{candidate.path.name}` cannot be looked at: {error.strerror or error}")
             continue
-        held = _open_by(conditions, candidate.folder)
-        kept = candidate.kept or (f"Process {held[0]['name']} (pid {held[0]['pid']}) runs from it" if held else "")
+        kept, held = candidate.kept, []
+        if not kept:
+            kept, held = seen.why, _told_of(conditions, seen.pids)
         if not kept:
             kept = conditions.verdict(kind, str(candidate.path), stat=found, service=record.name, folder_newest_ns=found.st_mtime_ns) or ""
         state_word = KEPT if kept else OFFERED if kind.offered else OPTIONAL
@@ -88,12 +91,13 @@ def purge(artifact: Artifact, kind: Kind, *, conditions: Conditions, log: Callab
             return entry("kept", "It was changed since it was listed")
         if candidate.failed != (kind.name == FAILED):
             return entry("kept", "It is no failed build any more" if kind.name == FAILED else "It is a failed build now")
-        held = _open_by(conditions, candidate.folder)
-        why = candidate.kept or (f"Process {held[0]['name']} (pid {held[0]['pid']}) runs from it" if held else "") or conditions.verdict(
+        if candidate.kept:
+            return entry("kept", candidate.kept)
+        size = measure.folder(candidate.folder, check)
+        why = whole.obstacle(os.path.realpath(candidate.folder), conditions=conditions, check=check).why or conditions.verdict(
             kind, artifact.path, stat=found, service=record.name, folder_newest_ns=found.st_mtime_ns)
         if why:
             return entry("kept", why)
-        size = measure.folder(candidate.folder, check)
         if candidate.failed:
             releases.take_away(candidate.path)
         else:
@@ -142,11 +146,6 @@ def _is_empty(folder: Path) -> bool:
     return not any(folder.iterdir())
 
 
-def _open_by(conditions: Conditions, folder: Path) -> list[dict[str, Any]]:
-    """Processes that have something of it mapped or open as their program, as far as it was looked at."""
-    holders = conditions.holders
-    below, told = getattr(holders, "below", None), getattr(holders, "told", None)
-    if holders is None or below is None or told is None:
-        return []
-    _ = holders.complete  # brings the look up to date
-    return list(told(below(str(folder))))
+def _told_of(conditions: Conditions, pids: Sequence[int]) -> list[dict[str, Any]]:
+    """Processes as an artifact tells them."""
+    return conditions.holders.told(pids) if pids and isinstance(conditions.holders, Holders) else []

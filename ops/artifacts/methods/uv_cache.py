@@ -6,20 +6,27 @@ no entry of the cache links to, folders of cache versions that were given up for
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ops.artifacts.conditions import Conditions
-from ops.artifacts.found import KEPT, OFFERED, OPTIONAL, Artifact, Entry
+from ops.artifacts.found import KEPT, OFFERED, OPTIONAL, Artifact, Entry, shown
 from ops.artifacts.kinds import Kind
-from ops.artifacts.methods import measure
+from ops.artifacts.methods import measure, whole
 from ops.artifacts.places import Place
 from ops.environments.uv import Uv
 from ops.jobs.errors import OpsError
 
 _BUCKET = re.compile(r"([a-z-]+)-v(\d+)\Z")
+# All that lies directly in a cache of uv (crates/uv-cache, `CacheBucket`, also earlier ones), and what Roundhouse itself puts there. uv takes a cache
+# folder for its own, and prunes away whatever else is in it.
+_BUCKETS = frozenset({"archive", "binaries", "builds", "built-wheels", "environments", "flat-index", "git", "interpreter", "python", "sdists",
+                      "simple", "wheels"})
+_MARKS = frozenset({"CACHEDIR.TAG", ".gitignore", ".git", ".lock"})
+_PASSING = re.compile(r"\.tmp[A-Za-z0-9]{6}\Z|fetch-[a-z0-9_]{8}\Z")
 
 
 def find(kind: Kind, place: Place, *, conditions: Conditions, check: Callable[[], None], problem: Callable[[str], None]) -> Iterator[Artifact]:
@@ -32,7 +39,10 @@ def find(kind: Kind, place: Place, *, conditions: Conditions, check: Callable[[]
         return
     if not size.files:
         return
-    kept = "It belongs to another user" if found.st_uid != os.geteuid() and os.geteuid() != 0 else ""
+    try:
+        kept = _obstacle(cache, conditions, check)
+    except OSError as error:
+        kept = f"It cannot be looked at: {error.strerror or error}"
     kept = kept or conditions.verdict(kind, str(cache), stat=found, service=place.service) or ""
     why = kept or f"An estimate: uv itself decides what goes. {kind.keeping}"
     yield Artifact(
@@ -54,6 +64,8 @@ def purge(artifact: Artifact, kind: Kind, *, conditions: Conditions, log: Callab
         found = os.lstat(cache)
         if (found.st_dev, found.st_ino) != (artifact.device, artifact.inode):
             return entry("kept", "Another folder lies there now")
+        if why := _obstacle(cache, conditions, check):
+            return entry("kept", why)
         if (why := conditions.verdict(kind, artifact.path, stat=found, service=artifact.service)) is not None:
             return entry("kept", why)
         before = measure.folder(cache, check)
@@ -70,6 +82,32 @@ def purge(artifact: Artifact, kind: Kind, *, conditions: Conditions, log: Callab
         return entry("kept", "uv found nothing in it that nothing needs")
     log(f"uv pruned {cache}: {freed:,} bytes")
     return entry("deleted", freed=freed, files=files)
+
+
+def _obstacle(cache: Path, conditions: Conditions, check: Callable[[], None]) -> str:
+    """Why uv is not let loose on this folder; "" if nothing is in the way. Raises OSError."""
+    if not (cache / "CACHEDIR.TAG").is_file():
+        return "It is no cache of uv: it holds no CACHEDIR.TAG"
+    for entry in sorted(cache.iterdir()):
+        bucket = _BUCKET.match(entry.name)
+        known = entry.name in _MARKS or _PASSING.match(entry.name) is not None or (bucket is not None and bucket[1] in _BUCKETS)
+        if not known or entry.is_symlink():
+            return f"It holds `{shown(entry.name)}`, which is not uv's, and uv would delete that as well"
+        if entry.name.startswith("fetch-") and _is_locked(entry):
+            return "A build fetches into it right now"
+    return whole.obstacle(str(cache), conditions=conditions, check=check).why
+
+
+def _is_locked(folder: Path) -> bool:
+    """Whether whoever fetches into it still lives (ops/environments/uv.py)."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _estimate(cache: Path, check: Callable[[], None]) -> measure.Measured:

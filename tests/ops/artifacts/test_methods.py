@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ import pytest
 from ops.artifacts import kinds, methods
 from ops.artifacts.conditions import Conditions
 from ops.artifacts.found import Artifact, Entry
+from ops.artifacts.holders import Holders
 from ops.artifacts.methods import measure
 from ops.artifacts.places import Never, Place, Places
 from ops.environments import releases
@@ -17,6 +22,7 @@ from ops.environments.uv import Uv
 from ops.jobs.errors import Cancelled, OpsError
 from ops.records import ServiceRecord
 from ops.services import state
+from tests.ops.artifacts.test_purge import in_own_mounts
 
 KINDS = {kind.name: kind for kind in kinds.builtin()}
 FAILED, OLD, UV = KINDS["failed-build"], KINDS["old-release"], KINDS["uv-cache"]
@@ -156,21 +162,63 @@ def test_edits_that_cannot_be_saved_keep_a_release(record: ServiceRecord, of: Co
     assert seven[1].exists()
 
 
-def test_releases_that_a_process_runs_from_stay(record: ServiceRecord, of: Conditions, seven: dict[int, Path]) -> None:
-    class Holding:
-        complete = True
+def test_a_release_of_which_a_process_has_something_open_or_works_in_stays(record: ServiceRecord, of: Conditions, seven: dict[int, Path]) -> None:
+    failed = release(record, 9, unfinished=True)
+    of.holders = Holders()
+    with subprocess.Popen([sys.executable, "-c", "import sys; held = open(sys.argv[1]); print(flush=True); input()", seven[1] / "big"],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader, \
+            subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=failed / "bin") as worker:
+        assert reader.stdout is not None and reader.stdout.readline()
+        for kind, folder, process in ((OLD, seven[1], reader), (FAILED, failed, worker)):
+            artifact = found(kind, record, of)[folder.name]
+            assert artifact.state == "kept" and artifact.why.startswith("Something in it is open in ") and f"(pid {process.pid})" in artifact.why
+            assert [one["pid"] for one in artifact.open_by] == [process.pid]
+            artifact.state = "optional"
+            assert take(artifact, kind, of).result == "kept"
+        reader.communicate(b"\n")
+        worker.communicate(b"")
+    assert seven[1].exists() and failed.exists()
 
-        def below(self, folder: str) -> list[int]:
-            return [4711] if folder == str(seven[1]) else []
 
-        def told(self, pids: list[int]) -> list[dict[str, Any]]:
-            return [{"pid": pid, "name": "python3", "service": ""} for pid in pids]
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_failed_build_with_a_file_of_another_user_stays(record: ServiceRecord, of: Conditions) -> None:
+    failed = release(record, 9, unfinished=True)
+    os.chown(failed / "big", 65534, 65534)
+    artifact = found(FAILED, record, of)[failed.name]
+    assert artifact.state == "kept" and artifact.why.startswith("Something in it belongs to another user") and artifact.why.endswith(": big")
+    artifact.state = "offered"
+    assert take(artifact, FAILED, of).result == "kept" and (failed / "big").exists()
 
-    of.holders = Holding()
-    artifact = found(OLD, record, of)[seven[1].name]
-    assert (artifact.state, artifact.why) == ("kept", "Process python3 (pid 4711) runs from it")
-    artifact.state = "optional"
-    assert take(artifact, OLD, of).result == "kept"
+
+_BOUND = """
+import subprocess, sys
+from pathlib import Path
+from ops.artifacts.conditions import Conditions
+from ops.artifacts.places import Never, Place, Places
+from ops.environments import releases
+from ops.jobs.errors import OpsError
+from ops.records import ServiceRecord
+from tests.ops.artifacts.test_methods import FAILED, found, release, take
+root = Path(sys.argv[1]) / "services" / "kimi"
+record = ServiceRecord(name="kimi", root=str(root), model_path="/m", served_model_name="kimi", base_url="http://127.0.0.1:9")
+of = Conditions(None, None, [record], None, places=Places([Place("releases", str(record.releases), "kimi", "", ("kimi",))], Never()))
+failed, victims = release(record, 9, unfinished=True), Path(sys.argv[1]) / "victims"
+victims.mkdir()
+(victims / "weights").touch()
+clean = found(FAILED, record, of)[failed.name]
+subprocess.run(["mount", "--bind", victims, failed / "bin"], check=True)
+print(found(FAILED, record, of)[failed.name].why)
+print(take(clean, FAILED, of).why)
+try:
+    releases.take_away(failed)
+except OpsError as error:
+    print(error.what.removeprefix(f"`{failed}` "), failed.exists(), (victims / "weights").exists())
+"""
+
+
+def test_what_is_mounted_in_a_release_is_never_deleted_with_it(tmp_path: Path) -> None:
+    assert in_own_mounts(_BOUND, tmp_path).splitlines() == [
+        "Something is mounted in it: bin", "Something is mounted in it: bin", "is not removed: something is mounted in it True True"]
 
 
 def test_a_search_can_be_cancelled_between_releases(record: ServiceRecord, of: Conditions, seven: dict[int, Path]) -> None:
@@ -223,6 +271,45 @@ def test_a_cache_that_is_not_the_one_that_was_listed_is_left_alone(record: Servi
     assert take(artifact, UV, of).result == "gone"
     cache.symlink_to(tmp_path / "elsewhere")
     assert take(artifact, UV, of).why == "Another folder lies there now"
+
+
+def _stranger(cache: Path) -> None:
+    (cache / "models").mkdir()
+
+
+def _no_cache(cache: Path) -> None:
+    (cache / "CACHEDIR.TAG").unlink()
+
+
+def _linked_bucket(cache: Path) -> None:
+    (cache / "sdists-v9").symlink_to(cache.parent)
+
+
+@pytest.mark.parametrize("change, why", [
+    (_stranger, "It holds `models`, which is not uv's, and uv would delete that as well"),
+    (_no_cache, "It is no cache of uv: it holds no CACHEDIR.TAG"),
+    (_linked_bucket, "It holds `sdists-v9`, which is not uv's, and uv would delete that as well")])
+def test_uv_is_not_let_loose_on_a_folder_that_holds_more_than_its_cache(record: ServiceRecord, of: Conditions, tmp_path: Path,
+                                                                        monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None],
+                                                                        why: str) -> None:
+    cache = cache_in(tmp_path)
+    (artifact,) = methods.find(UV, Place("uv-cache", str(cache), "kimi"), conditions=of)
+    monkeypatch.setattr(Uv, "prune", lambda self: pytest.fail("uv was run"))
+    change(cache)
+    assert take(artifact, UV, of).why == why
+    assert [(one.state, one.why) for one in methods.find(UV, Place("uv-cache", str(cache), "kimi"), conditions=of)] == [("kept", why)]
+
+
+def test_a_cache_into_which_a_build_fetches_or_that_uv_works_in_stays(record: ServiceRecord, of: Conditions, tmp_path: Path,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = cache_in(tmp_path)
+    (artifact,) = methods.find(UV, Place("uv-cache", str(cache), "kimi"), conditions=of)
+    monkeypatch.setattr(Uv, "prune", lambda self: pytest.fail("uv was run"))
+    with Uv(cache=cache)._folder_in_cache():
+        assert take(artifact, UV, of).why == "A build fetches into it right now"
+    of.holders = Holders()
+    with (cache / ".lock").open("w"):
+        assert take(artifact, UV, of).why.startswith("Something in it is open in ")
 
 
 def test_a_uv_that_fails_is_told_and_the_cache_is_kept(record: ServiceRecord, of: Conditions, tmp_path: Path,
