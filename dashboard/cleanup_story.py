@@ -330,7 +330,10 @@ def _disk(raw: Mapping[str, Any]) -> dict[str, Any]:
     inodes, left = _whole(raw.get("inodes")), _whole(raw.get("inodes_free"))
     of_inodes = (inodes - left) / inodes if inodes and left is not None and left <= inodes else None
     made["inodes_share"] = of_inodes if of_inodes is not None and of_inodes > 0.01 else None  # told where it may matter
-    made["share"] = made["used_bytes"] / made["total_bytes"] if made["total_bytes"] and made["used_bytes"] is not None else None
+    used, free = made["used_bytes"], made["free_bytes"]
+    # as df has it: of what users may fill, for what a file system keeps for root is neither in use nor free
+    made["usable_bytes"] = used + free if used is not None and free is not None else made["total_bytes"]
+    made["share"] = used / made["usable_bytes"] if made["usable_bytes"] and used is not None else None
     made["full"] = made["share"] is not None and made["share"] > 0.9
     return made
 
@@ -340,7 +343,7 @@ def with_freed(found: Sequence[dict[str, Any]], freed: Mapping[int, int]) -> lis
     shown = []
     for index, one in enumerate(found):
         gives = min(freed.get(index, 0), one["used_bytes"] or 0)
-        total = one["total_bytes"]
+        total = one["usable_bytes"]
         parts = [] if not total or one["used_bytes"] is None else [
             {"kind": "b-service", "share": (one["used_bytes"] - gives) / total, "title": f"stays in use: {size(one['used_bytes'] - gives)}"},
             {"kind": "b-other", "share": gives / total, "title": f"chosen: {size(gives)}"}]
