@@ -7,11 +7,13 @@ of nothing else: what has changed since is kept, told and counted, and the job e
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,7 @@ from ops.agent.config import NodePaths
 from ops.artifacts import kinds
 from ops.artifacts.found import KEPT, OFFERED, OPTIONAL, Artifact, Choice, Entry, shown
 from ops.jobs.envelope import check_job_id
-from ops.jobs.errors import BadInput, Cancelled, OpsError, Refused
+from ops.jobs.errors import BadInput, Busy, Cancelled, OpsError, Refused
 from ops.jobs.events import EventType
 from ops.jobs.journal import Tail, journal_path
 from ops.jobs.pipeline import Context, Step
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 SCAN_DEADLINE_S = 4 * 3600
 PURGE_DEADLINE_S = 4 * 3600
+WAITS_MOST_S = 600.0  # for another job that deletes leftovers
 ROOTS_MOST = 100
 PROGRESS_EVERY_S = 0.25
 EVENT_BYTES = 400_000  # of the longest list of an event: paths may be long, and a line of the journal stays below 1 MB
@@ -135,7 +138,7 @@ def scan_node(context: Context) -> str:
     told = bounded({"scan": context.job, "preview": found.preview, **found.result.as_dict()})
     context.emit(EventType.ARTIFACTS_SCANNED, told)
     if found.result.partial:
-        context.facts["partial"] = "Not everything could be looked at" + "".join(f": {problem}" for problem in told["problems"][-1:])
+        context.facts["partial"] = f"Not everything could be looked at: {shown(found.result.why_partial)[:SENTENCE_MOST]}"
     counted = sum(kind[state]["count"] for kind in told["kinds"] for state in (OFFERED, OPTIONAL, KEPT))
     return f"{counted:,} leftovers among {told['files']:,} files; {size(told['offered_bytes'])} can be given back"
 
@@ -168,7 +171,7 @@ def look(context: Context, wanted: Sequence[kinds.Kind], *, roots: Sequence[str]
         result = scan.scan(where, wanted, conditions=conditions, preview=writer, progress=pace.files, check=context.check, log=context.log,
                            open_check=context.params.get("open_check") is not False, found=others(),
                            gauges=gauges.of_node(context.config, context.paths, records))
-        result.partial = result.partial or bool(failed)
+        result.partial, result.why_partial = result.partial or bool(failed), result.why_partial or next(iter(failed), "")
         digest = writer.finish(result.as_dict())
     return Looked(result, {"path": str(path), "digest": digest, "size_bytes": path.stat().st_size})
 
@@ -270,7 +273,7 @@ def _purge(context: Context, *, scan: str, digest: str, choice: Choice, locked: 
     if not path.exists():
         raise BadInput("The preview is not here any more", why=f"`{path}` is gone: the newest few are kept", hint="Scan again")
     records = node_records(context.paths)
-    with Preview.open(path) as preview:
+    with one_at_a_time(context), Preview.open(path) as preview:
         if preview.digest != digest:
             raise BadInput("The preview is not the one that was chosen from", why="It was made anew since", hint="Look at it, and choose again")
         if preview.header.node != context.config.name:
@@ -290,6 +293,31 @@ def _purge(context: Context, *, scan: str, digest: str, choice: Choice, locked: 
     if result.partial:
         context.facts["partial"] = f"{stayed:,} of {result.chosen.count:,} stayed{why}" if stayed else result.problems[0]
     return f"{result.deleted.files:,} files, {size(result.freed_bytes)} freed" + (f"; {stayed:,} stayed" if stayed else "")
+
+
+@contextmanager
+def one_at_a_time(context: Context) -> Iterator[None]:
+    """Waits until no other job of this node deletes leftovers. A redeploy deletes as one of many steps and does not hold `node:purge`, which would
+    keep every purge waiting for it, from its build on; without this it could delete beside a purge, and each would tell of things that were gone.
+    Raises Busy after WAITS_MOST_S."""
+    path = context.paths.locks / "deleting.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        until, told = time.monotonic() + WAITS_MOST_S, False
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told:
+                    context.log("Another job of this node deletes leftovers at the moment: this one waits")
+                told = True
+            if time.monotonic() > until:
+                raise Busy("Another job of this node deletes leftovers, and has not ended yet", hint="Purge on the node's page, when it has ended")
+            context.sleep(0.2)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _tell_result(context: Context, scan: str, result: dict[str, Any], told: int) -> dict[str, Any]:

@@ -127,7 +127,8 @@ class Places:
     """All that a scan of this node looks into. `problems`: sentences about what it does not look into, and the line that would change that.
 
     `unknown`: services of which it cannot be told which caches they use; any could be theirs. `users`: service -> uid that it runs as, None where
-    that is not known.
+    that is not known. `refused`: folders that somebody named and that can be none of leftovers (a link, the root folder, one that is not there): they
+    are left out, and what is told of the others is not the whole.
     """
 
     places: list[Place]
@@ -135,6 +136,7 @@ class Places:
     problems: list[str] = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)
     users: dict[str, int | None] = field(default_factory=dict)
+    refused: dict[str, OpsError] = field(default_factory=dict)
 
     def of(self, kind: Kind) -> list[Place]:
         """The places that a kind is looked for in."""
@@ -155,13 +157,17 @@ def of_node(config: NodeConfig | None, paths: NodePaths | None, records: Sequenc
             roots: Sequence[str] | None = None, look: Callable[[ServiceRecord], Surroundings] = surroundings.of) -> Places:
     """The places of `kinds` on this node. `roots`: only what lies in one of these.
 
-    Without a node (`config` None) the roots are all that is looked into: as the place that they lie in, else as scratch folders. Raises BadInput or
-    Refused for a root that cannot be one (`check_root`).
+    Without a node (`config` None) the roots are all that is looked into: as the place that they lie in, else as scratch folders. A root that cannot
+    be one (`check_root`) is left out, and told. Raises BadInput where there is neither a node nor a root.
     """
     if config is None and not roots:
         raise BadInput("No folder was named to look into", hint="Name one with --root")
+    refused: dict[str, OpsError] = {}
     for root in roots or ():
-        check_root(root, config=config, paths=paths)
+        try:
+            check_root(root, config=config, paths=paths)
+        except OpsError as error:
+            refused[root] = error
     made = _Collector(config, paths, kinds)
     own = [record for record in records if record.practice == (config is not None and config.practice)]
     if config is not None and config.practice:
@@ -173,10 +179,12 @@ def of_node(config: NodeConfig | None, paths: NodePaths | None, records: Sequenc
     for kind in kinds:
         if kind.own:
             made.own_kind(kind)
-    places = Places(made.places(), made.never, made.problems, made.unknown, made.users)
+    places = Places(made.places(), made.never, made.problems, made.unknown, made.users, made.refused)
     if roots is not None:
-        places.places = _within(places.places, [os.path.normpath(root) for root in roots])
+        places.places = _within(places.places, [os.path.normpath(root) for root in roots if root not in refused])
         places.problems = [text for text in places.problems if NOT_LOOKED not in text]  # of other folders than those that were asked for
+        places.problems += [f"A folder that was named {NOT_LOOKED}: {error.what}" for error in refused.values()]
+        places.refused = refused
     return places
 
 
@@ -218,6 +226,7 @@ class _Collector:
         self.problems: list[str] = []
         self.unknown: dict[str, str] = {}
         self.users: dict[str, int | None] = {}
+        self.refused: dict[str, OpsError] = {}
         self._found: dict[tuple[str, str], tuple[str, list[str]]] = {}
         self._practice_root = os.path.realpath(config.practice_root) if config is not None and config.practice and config.practice_root else ""
         self._allowed = None if config is None else [*(os.path.realpath(root) for root in config.artifact_roots),
@@ -358,7 +367,11 @@ class _Collector:
         for name in ("releases", "shelf", "logs"):
             self.never.add(record.folder / name, f"the {name} of `{record.name}`")
         self.never.add(record.current, f"the environment that `{record.name}` runs from")
-        for path in scratch:
+        for named, path in zip(record.artifact_roots, scratch, strict=True):
+            if self._is_link(named):
+                self.refused[named] = BadInput(f"`{shown(named)}` is a link, or reached through one", hint=f"Name the folder itself: {shown(path)}")
+                self._tell(f"`{shown(named)}` (where debug code of `{record.name}` writes) {NOT_LOOKED}: it is a link, or reached through one")
+                continue
             self.add("scratch", path, f"where debug code of `{record.name}` writes", [record.name], below=root if is_inside(path, root) else "")
         self.add("service-folder", root, f"the folder of `{record.name}`", [record.name], own=True)
         if folder := _working_folder(record):
@@ -366,12 +379,24 @@ class _Collector:
         self.add("releases", str(record.releases), f"the releases of `{record.name}`", [record.name], own=True)
         self.add("uv-cache", str(default_uv(record).cache), "the cache of the uv that builds releases", [record.name], own=True)
 
+    def _is_link(self, path: str) -> bool:
+        """Whether a folder that a service's record names is a link, or lies behind one below the root of node.toml that allows it. (How that root is
+        reached is its owner's matter: a home may lie behind a link.)"""
+        path = os.path.normpath(path)
+        if Path(path).is_symlink():
+            return True
+        allowed = (*(self.config.artifact_roots if self.config is not None else ()), self._practice_root)
+        above = max((root for root in map(os.path.normpath, filter(None, allowed)) if is_inside(path, root)), key=len, default="")
+        return bool(above) and os.path.realpath(path) != os.path.normpath(os.path.realpath(above) + path[len(above.rstrip("/")):])
+
     def own_kind(self, kind: Kind) -> None:
         for path in kind.places:
             try:
                 check_root(path, config=self.config, paths=self.paths)
             except OpsError as error:
                 self._tell(f"`{shown(path)}` (for “{kind.title}”) {NOT_LOOKED}: {error.what}")
+                if isinstance(error, BadInput) and os.path.lexists(path):  # a kind is for all nodes: not each has the folder, or allows it
+                    self.refused[path] = error
                 continue
             self.add(path, path, f"named by the kind “{kind.title}”")
 

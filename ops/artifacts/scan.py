@@ -114,6 +114,7 @@ class ScanResult:
     listed: list[Artifact]
     partial: bool
     vanished: list[str] = field(default_factory=list)  # places that are not there
+    why_partial: str = ""  # a sentence: the first of what could not be looked at
 
     def as_dict(self) -> dict[str, Any]:
         """The data of `artifacts.scanned`, less scan and preview."""
@@ -146,12 +147,13 @@ def scan(places: Places, kinds: Sequence[Kind], *, conditions: Conditions | None
     elif (unseen := holders.problem) is not None:
         work.problems.append(unseen)
     rows = work.place_rows()
+    missing = [f"{error.what}, so that it was not looked into" for error in places.refused.values()] + work.not_seen()
     return ScanResult(
         at=started, took_s=time.monotonic() - clock, places=rows, kinds=[one.as_dict() for one in sums],
         gauges=list(gauges) if gauges is not None else disks.read([(place.path, place.why or place.name) for place in places.places]),
         largest=work.largest_rows(), files=work.files, size_bytes=work.size_bytes, problems=[*places.problems, *work.told_problems()],
         offered_bytes=offered, choosable_bytes=offered + sum(one.sums[OPTIONAL].size_bytes for one in sums),
-        open_checked=holders is not None and holders.complete, partial=work.partial,
+        open_checked=holders is not None and holders.complete, partial=bool(missing), why_partial=next(iter(missing), ""),
         listed=[artifact for one in sums for _, _, artifact in sorted(one.largest, key=lambda row: (-row[0], -row[1]))],
         vanished=[row["path"] for row in rows if row["problem"] == _NOT_THERE])
 
@@ -196,7 +198,7 @@ class _Scan:
         self.sums = {kind.name: KindSum(kind, listed) for kind in kinds}
         self.files = self.size_bytes = self._seen = 0
         self.problems: list[str] = []
-        self.partial = False
+        self._not_seen: list[str] = []
         self._pickers = Pickers()
         walked: list[Place] = []
         for kind in kinds:
@@ -250,10 +252,16 @@ class _Scan:
     def largest_rows(self) -> list[dict[str, Any]]:
         return [{"path": shown(path), "size_bytes": size, "files": files} for size, path, files in sorted(self._largest, reverse=True)]
 
+    def not_seen(self) -> list[str]:
+        """What could not be looked at, in sentences: then the scan is not whole."""
+        return [*self._not_seen, *self._unread_words()]
+
     def told_problems(self) -> list[str]:
-        made = [f"{count:,} folders and files could not be looked at: {why} ({first}, ...)" if count > 1 else f"{first} could not be looked at: {why}"
+        return [*self.problems, *self._unread_words()]
+
+    def _unread_words(self) -> list[str]:
+        return [f"{count:,} folders and files could not be looked at: {why} ({first}, ...)" if count > 1 else f"{first} could not be looked at: {why}"
                 for why, (count, first) in self._unread.items()]
-        return [*self.problems, *made]
 
     def add_other(self, artifact: Artifact) -> None:
         artifact.number = self._preview.count + 1
@@ -261,7 +269,7 @@ class _Scan:
         self.sums[artifact.kind].add(artifact, artifact.why)
 
     def _problem(self, text: str) -> None:
-        self.partial = True
+        self._not_seen.append(text)
         self.problems.append(text)
 
     # What the walk tells
@@ -345,7 +353,6 @@ class _Scan:
             self._hinder(group, f"{why}: {self._inside(group, f'{frame.path}/{name}')}", why)
 
     def unreadable(self, path: str, error: OSError, frame: Frame | None) -> None:
-        self.partial = True
         why = error.strerror or str(error)
         row = self._unread.setdefault(why, [0, shown(path)])
         row[0] += 1

@@ -162,6 +162,8 @@ def _scan_here(arguments: argparse.Namespace, out: Path, roots: list[str], wante
         raise WrongArguments("Which folder is to be looked at?", why="This machine is no node, so nothing says where leftovers may lie",
                              hint="Give --root DIR; with `make up` it becomes a node, whose node.toml says it")
     where = _here(roots, wanted)
+    if not where.places and where.refused:
+        raise next(iter(where.refused.values()))
     holders = Holders()
     line = StatusLine()
     with interruptible() as pressed, PreviewWriter(out, Header.now(NO_NODE, roots, wanted)) as writer:

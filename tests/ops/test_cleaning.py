@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from ops.jobs.journal import journal_path, read
 from ops.jobs.kinds import KINDS
 from ops.jobs.pipeline import Context, Outcome
 from ops.records import ServiceRecord
+from tests.fakes.node import until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OLD = time.time() - 9 * 86400
@@ -128,6 +130,16 @@ def test_what_is_open_by_then_is_kept_and_the_purge_ends_partial(node: Node) -> 
     [result] = of(said, EventType.PURGE_RESULT)
     assert result["kept"]["count"] == 1 and result["why_kept"][0]["example"] == str(tensors[1])
     assert any(f"kept {tensors[1]}" in data["text"] for data in of(said, EventType.STEP_LOG))
+
+
+def test_roots_that_can_be_none_are_skipped_and_the_scan_ends_partial(node: Node) -> None:
+    node.tensors(2)
+    (node.tmp / "link").symlink_to(node.tmp)
+    for roots, found in (([str(node.tmp), str(node.tmp / "link"), str(node.tmp / "gone")], 2), ([str(node.tmp / "gone")], 0)):
+        outcome, said, _ = node.run("artifact-scan", {"roots": roots, "kinds": ["debug-tensor"]})
+        assert outcome.state == JobState.PARTIAL and "so that it was not looked into" in outcome.reason, outcome
+        [told] = of(said, EventType.ARTIFACTS_SCANNED)
+        assert told["kinds"][0]["offered"]["count"] == found and any("There is no folder" in problem for problem in told["problems"])
 
 
 def test_a_place_that_cannot_be_read_makes_a_scan_partial_and_hides_nothing_else(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,6 +356,24 @@ def test_a_preview_that_is_gone_costs_a_redeploy_nothing_but_the_purge(node: Nod
     assert cleaning.purge_planned(context) == "not all of it was deleted"
     assert tensor.exists() and "The preview is not here any more" in context.facts["partial"]
     assert [data["level"] for told, data in context.kept["said"] if told == EventType.FINDING] == ["warning"]
+
+
+def test_a_redeploy_and_a_purge_never_delete_at_the_same_time(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = node.tensors(3)
+    context, purge = planned(node), planned(node)
+    with cleaning.one_at_a_time(purge):
+        deletes = threading.Thread(target=cleaning.purge_planned, args=(context,))
+        deletes.start()
+        until(lambda: any("this one waits" in str(data) for _, data in context.kept["said"]), 20)
+        assert all(path.exists() for path in tensors)
+    deletes.join()
+    assert not any(path.exists() for path in tensors) and "partial" not in context.facts
+    node.tensors(1)
+    context = planned(node)
+    monkeypatch.setattr(cleaning, "WAITS_MOST_S", 0.0)
+    with cleaning.one_at_a_time(purge):
+        assert cleaning.purge_planned(context) == "not all of it was deleted"
+    assert "Another job of this node deletes leftovers" in context.facts["partial"]
 
 
 def test_a_scan_that_fails_half_way_leaves_no_preview(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

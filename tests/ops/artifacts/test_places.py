@@ -259,8 +259,29 @@ def test_a_named_root_narrows_the_places_it_lies_in(tmp_path: Path, paths: NodeP
 
     assert found(tmp_path / "scratch") == [("scratch", str(tmp_path / "scratch"))]
     assert found(scratch, other) == [("scratch", str(scratch)), ("scratch", str(other))]
-    with pytest.raises(Refused):
-        found(make(tmp_path / "third"))
+    assert found(make(tmp_path / "third")) == []
+
+
+def test_a_named_root_that_can_be_none_is_told_and_the_others_are_looked_into(tmp_path: Path, paths: NodePaths) -> None:
+    ours = make(tmp_path / "ours")
+    (tmp_path / "link").symlink_to(ours)
+    bad = ["/", "/home", str(tmp_path / "link"), str(tmp_path / "gone"), "/tmp"]
+    found = places.of_node(node(tmp_path), paths, [], kinds=kinds.builtin(), roots=[*bad, str(ours)])
+    assert [place.path for place in found.places] == [str(ours)]
+    assert list(found.refused) == bad
+    assert len([text for text in found.problems if places.NOT_LOOKED in text]) == len(bad)
+
+
+def test_a_services_scratch_folder_that_is_a_link_is_told_and_not_looked_into(tmp_path: Path, paths: NodePaths) -> None:
+    make(tmp_path / "real" / "scratch" / "a")
+    (tmp_path / "allowed").symlink_to(tmp_path / "real")  # how the root that node.toml names is reached is its owner's matter
+    (tmp_path / "real" / "link").symlink_to(tmp_path / "real" / "scratch")
+    named = [str(tmp_path / "allowed" / name) for name in ("scratch/a", "link", "link/a", "gone")]
+    found = places.of_node(node(tmp_path / "allowed"), paths, [record(paths, artifact_roots=named)], kinds=kinds.builtin()[:1],
+                           look=lambda _: started(tmp_path / "home"))
+    assert [place.path for place in found.places] == [str(tmp_path / "real" / "scratch" / "a")]
+    assert list(found.refused) == named[1:3]
+    assert all(any(f"`{path}`" in text and "link" in text for text in found.problems) for path in named[1:3])
 
 
 def test_without_a_node_only_named_folders_are_looked_into(tmp_path: Path) -> None:
@@ -279,6 +300,7 @@ def test_an_own_kinds_folder_is_checked_like_a_root(tmp_path: Path, paths: NodeP
     assert [place.path for place in found.of(kind)] == [str(ours)]
     assert len(found.problems) == 2
     assert all("Team dumps" in text for text in found.problems)
+    assert list(found.refused) == [str(tmp_path / "link")]  # a kind is for all nodes, and not each has the folder
 
 
 @pytest.mark.parametrize(("pattern", "folder"), [

@@ -153,6 +153,14 @@ def test_what_cannot_be_scanned_is_told_before_anything_is_looked_at(machine: Ma
     assert not Path("p").exists() and file.read_bytes() == b""
 
 
+def test_roots_that_can_be_none_are_told_and_the_others_are_scanned(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(machine.root)
+    bad = ("/", "/home", str(tmp_path / "link"), f"{tmp_path}/gone")
+    said = machine.run("scan", "--root", str(machine.root), *(word for root in bad for word in ("--root", root)), "--out", str(machine.preview))
+    assert said.code == 1 and said.out.count("note: A folder that was named was not looked into: ") == len(bad), said.out
+    assert "core-dump" in said.out and machine.preview.exists()
+
+
 def test_hostile_names_come_through_every_command_as_plain_text(machine: Machine, tmp_path: Path) -> None:
     for name in HOSTILE:
         machine.make(name, 2 * DAY, 1000)
