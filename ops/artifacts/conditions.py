@@ -80,7 +80,7 @@ class Conditions:
         self._strangers: tuple[float, list[_Stranger]] = (float("-inf"), [])
         self._bound: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
         self._closed: tuple[float, str | None] = (float("-inf"), None)
-        self._newest: dict[tuple[str, str], str] = {}
+        self._newest: dict[tuple[str, str, int], str] = {}
         self._read: dict[tuple[int, int, int], set[str]] = {}
         self._users_of: dict[tuple[str, str], list[str]] = {}
         self._versions: dict[str, tuple[float, frozenset[str], str | None]] = {}
@@ -208,7 +208,7 @@ class Conditions:
                 return f"It cannot be told which compile cache `{name}` uses: {problem}"
         if not services:
             return "No service is known here, so it cannot be told which of them is in use"
-        if self._newest_in(folder, kind) in ("", key):
+        if self._newest_in(folder, kind, state.st_uid) in ("", key):
             return "It is the newest here: the next start may use it"
         stranger = next((one for one in self._others() if one.uid in (None, state.st_uid)), None)
         return None if stranger is None else f"A server that is no service here (pid {stranger.pid}) runs, and may use it"
@@ -244,18 +244,19 @@ class Conditions:
     # ---- files beside it ----
 
     def _not_newest(self, kind: Kind, path: str, state: os.stat_result, newest_ns: int) -> str | None:
-        del state, newest_ns
-        newest = self._newest_in(os.path.dirname(path), kind)
+        del newest_ns
+        newest = self._newest_in(os.path.dirname(path), kind, state.st_uid)
         return f"It is the newest {kind.one} here, and stays" if newest in ("", os.path.basename(path)) else None
 
-    def _newest_in(self, folder: str, kind: Kind) -> str:
-        """The name of the newest artifact of that kind in the folder, as of the last look, but there right now; "" if there is none."""
-        key = (kind.name, folder)
+    def _newest_in(self, folder: str, kind: Kind, uid: int) -> str:
+        """The name of that user's newest artifact of that kind in the folder, as of the last look, but there right now; "" if there is none. (What
+        another user puts beside it, in /tmp perhaps, takes nothing of its worth.)"""
+        key = (kind.name, folder, uid)
         known = self._newest.get(key)
         if known is None or not os.path.lexists(os.path.join(folder, known)):
             if len(self._newest) > FOLDERS_REMEMBERED:
                 self._newest.clear()
-            known = self._newest[key] = _newest(folder, kind)
+            known = self._newest[key] = _newest(folder, kind, uid)
         return known
 
     # ---- processes ----
@@ -336,7 +337,7 @@ def _keys(lines: Iterable[str]) -> set[str]:
     return {found[1] or found[2] for line in lines if "torch_" in line and (found := _COMPILED.search(line)) is not None}
 
 
-def _newest(folder: str, kind: Kind) -> str:
+def _newest(folder: str, kind: Kind, uid: int) -> str:
     ends = [pattern.rpartition("/")[2] for pattern in kind.patterns]
     best, name = -1, ""
     try:
@@ -349,7 +350,7 @@ def _newest(folder: str, kind: Kind) -> str:
                 except OSError:  # gone meanwhile
                     continue
                 wanted = stat_words.S_ISDIR if kind.unit == "folder" else stat_words.S_ISREG
-                if wanted(state.st_mode) and (state.st_mtime_ns, entry.name) > (best, name):
+                if wanted(state.st_mode) and state.st_uid == uid and (state.st_mtime_ns, entry.name) > (best, name):
                     best, name = state.st_mtime_ns, entry.name
     except OSError:
         return ""

@@ -119,17 +119,21 @@ class Holders:
         for name in names:
             if not name.isdecimal():
                 continue
-            pid = int(name)
+            pid, denied = int(name), False
             try:
-                for key in _opened(f"{self._proc}/{name}"):
-                    files.setdefault(key, set()).add(pid)
+                try:
+                    for key in _opened(f"{self._proc}/{name}"):
+                        files.setdefault(key, set()).add(pid)
+                except PermissionError:
+                    denied = True
                 for key, path in _mapped(f"{self._proc}/{name}"):
                     files.setdefault(key, set()).add(pid)
                     paths.setdefault(path, set()).add(pid)
             except PermissionError:
-                hidden += _matters(f"{self._proc}/{name}")
+                denied = True
             except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-                continue
+                pass
+            hidden += denied and _matters(f"{self._proc}/{name}")
         for key in _kernels(self._proc):
             files.setdefault(key, set()).add(KERNEL)
         self._files, self._paths, self._sorted, self._hidden = files, paths, sorted(paths), hidden
@@ -161,16 +165,21 @@ def of_services(records: Sequence[ServiceRecord]) -> Callable[[int], str]:
 
 
 def _opened(folder: str) -> Iterator[tuple[int, int]]:
-    """(device, inode) of the files and folders that a process has open, and of its working folder, root and program."""
+    """(device, inode) of the files and folders that a process has open, and of its working folder, root and program. Raises PermissionError after the
+    last one that may be looked at (a FUSE mount of another user answers not even root)."""
+    denied: PermissionError | None = None
     for name in [f"{folder}/fd/{name}" for name in os.listdir(f"{folder}/fd")] + [f"{folder}/cwd", f"{folder}/root", f"{folder}/exe"]:
         try:
             state = os.stat(name)
-        except PermissionError:
-            raise
+        except PermissionError as error:
+            denied = error
+            continue
         except OSError:  # closed meanwhile; a program that is gone; a file of a network server that does not answer for it
             continue
         if stat.S_ISREG(state.st_mode) or stat.S_ISDIR(state.st_mode):
             yield state.st_dev, state.st_ino
+    if denied is not None:
+        raise denied
 
 
 def _mapped(folder: str) -> Iterator[tuple[tuple[int, int], str]]:

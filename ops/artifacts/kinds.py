@@ -28,6 +28,8 @@ FILE_TYPES = ("regular", "socket")
 CONDITIONS = ("service-stopped", "older-than-runs", "version-not-installed", "hash-not-in-use", "not-newest", "not-bound", "all-processes-seen")
 OWN_CONDITIONS = ("service-stopped", "older-than-runs", "not-newest", "all-processes-seen")
 OWN_MIN_AGE_S = 3600.0
+_SET = re.compile(r"\[!?\]?[^\]]*\]")  # of a shell pattern: a bracket right at its beginning belongs to it
+_SAYS_SOMETHING = re.compile(r"\w[^*?]|[^*?]\w")  # two characters in a row that are no wildcards, one of them of a word
 _PARTS = {"hex": "[0-9a-f]", "digit": "[0-9]", "base32": "[A-Z2-7]"}
 _UUID4 = "-".join(("[0-9a-f]" * 8, "[0-9a-f]" * 4, "4" + "[0-9a-f]" * 3, "[89ab]" + "[0-9a-f]" * 3, "[0-9a-f]" * 12))
 
@@ -153,7 +155,8 @@ def _check_own(kind: Kind) -> None:
         if pattern.startswith("/") or any(part in ("", ".", "..", "**") for part in pattern.split("/")) or len(pattern) > 255:
             raise BadInput(f"{told} has a pattern that cannot be: `{pattern[:100]}`", why="A pattern is for a name, or for a path below the folder",
                            hint="Write it like `dump_*.bin`, or `dumps/*/part_*.bin`")
-        if not re.sub(r"\[[^\]]*\]|[*?]", "", pattern.rpartition("/")[2]):  # nothing but wildcards in the name
+        name = pattern.rpartition("/")[2]
+        if re.search(r"[*?\[]", name) and not _SAYS_SOMETHING.search(_SET.sub("*", name)):  # (nearly) nothing but wildcards
             raise BadInput(f"{told} takes every file: `{pattern[:100]}`", why="A name that fits anything says nothing about what a file is",
                            hint="Name a part of the file's name, or its ending: `*.dump`")
     if kind.min_age_s < OWN_MIN_AGE_S:

@@ -64,9 +64,7 @@ def purge(artifact: Artifact, kind: Kind, *, conditions: Conditions, log: Callab
         found = os.lstat(cache)
         if (found.st_dev, found.st_ino) != (artifact.device, artifact.inode):
             return entry("kept", "Another folder lies there now")
-        if why := _obstacle(cache, conditions, check):
-            return entry("kept", why)
-        if (why := conditions.verdict(kind, artifact.path, stat=found, service=artifact.service)) is not None:
+        if why := _obstacle(cache, conditions, check) or conditions.verdict(kind, artifact.path, stat=found, service=artifact.service):
             return entry("kept", why)
         before = measure.folder(cache, check)
         Uv(cache=cache, log=log).prune()

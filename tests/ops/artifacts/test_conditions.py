@@ -246,6 +246,13 @@ def test_the_newest_core_dump_stays_also_after_a_newer_one_was_taken_away(tmp_pa
     assert verdict(of, kind, old) is None
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_newer_core_dump_of_another_user_takes_nothing_of_the_worth_of_the_newest(tmp_path: Path) -> None:
+    mine, decoy = aged(tmp_path / "core.1", 2 * DAY), aged(tmp_path / "core.2", DAY)
+    os.chown(decoy, 65534, 65534)
+    assert verdict(conditions("tmp", tmp_path), KINDS["core-dump"], mine) == "It is the newest core dump here, and stays"
+
+
 def test_the_newest_core_dump_is_no_folder_link_or_file_of_another_name(tmp_path: Path) -> None:
     only = aged(tmp_path / "core.1", 3 * DAY)
     aged(tmp_path / "core.2", DAY, folder=True)

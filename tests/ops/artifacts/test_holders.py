@@ -115,3 +115,20 @@ def test_without_proc_nothing_is_said_to_be_closed(tmp_path: Path):
 def test_a_service_is_named_where_it_is_known(tmp_path: Path):
     holders = Holders(service_of=lambda pid: "glm" if pid == os.getpid() else "")
     assert holders.told([os.getpid()])[0]["service"] == "glm"
+
+
+def test_a_descriptor_that_may_not_be_looked_at_hides_none_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As one of a FUSE mount, which answers not even root."""
+    with (tmp_path / "closed").open("w") as closed, (tmp_path / "open").open("w") as held:
+        assert closed.fileno() < held.fileno()
+        stat, denied = os.stat, f"/proc/{os.getpid()}/fd/{closed.fileno()}"
+
+        def look(path: str, **options: bool) -> os.stat_result:
+            if path == denied:
+                raise PermissionError(13, "Permission denied")
+            return stat(path, **options)
+
+        monkeypatch.setattr(holding.os, "stat", look)
+        holders = Holders()
+        state = os.fstat(held.fileno())
+        assert holders.pids(state, held.name) == [os.getpid()] and not holders.complete

@@ -123,7 +123,8 @@ def test_an_admins_kind_comes_after_the_built_in_ones() -> None:
 
 @pytest.mark.parametrize("change", [
     {"name": "debug-tensor"}, {"name": "../x"}, {"places": ["tmp"]}, {"places": ["/data/../etc"]}, {"places": ["/data//x"]}, {"places": []},
-    {"patterns": ["*"]}, {"patterns": ["**"]}, {"patterns": ["a/*"]}, {"patterns": ["[a-z]*"]}, {"patterns": ["../x*"]}, {"patterns": ["/x*"]},
+    {"patterns": ["*"]}, {"patterns": ["**"]}, {"patterns": ["a/*"]}, {"patterns": ["[a-z]*"]}, {"patterns": ["[!]]*"]}, {"patterns": ["*[]]*"]},
+    {"patterns": ["*.*"]}, {"patterns": ["*e*"]}, {"patterns": ["*.[!a]*"]}, {"patterns": ["../x*"]}, {"patterns": ["/x*"]},
     {"patterns": []}, {"min_age_s": 60}, {"min_age_s": 1e12}, {"unit": "folder"}, {"method": "release"}, {"file_type": "socket"},
     {"conditions": ["version-not-installed"]}, {"conditions": ["none-such"]}, {"with_redeploy": True}, {"depth": 100}, {"title": ""},
     {"surprise": 1}, {"places": ["/data/\0"]},
