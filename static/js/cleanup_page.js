@@ -4,22 +4,13 @@ import { stream } from "./stream.js";
 import { debounced, refresh } from "./fragments.js";
 import { localise, setText } from "./clock.js";
 import { drawBar } from "./bars.js";
+import { joined, size } from "./sizes.js";
 
 const form = document.getElementById("choice");
 let touched = false; // somebody has chosen something: the page is not loaded anew under their hands
 
-// ---- numbers and words, as dashboard/cleanup_story.py and the template filter `size` write them ----
+// ---- numbers and words, as dashboard/cleanup_story.py writes them ----
 
-function size(bytes) {
-  let value = bytes;
-  for (const unit of ["B", "kB", "MB", "GB", "TB"]) {
-    if (Math.abs(value) < 999.5 || unit === "TB") {
-      const digits = unit === "B" || Math.abs(value) >= 99.95 ? 0 : 1;
-      return `${value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })}\u202f${unit}`;
-    }
-    value /= 1000;
-  }
-}
 const whole = (number) => number.toLocaleString("en");
 const items = (count) => `${whole(count)} ${count === 1 ? "item" : "items"}`;
 
@@ -74,7 +65,7 @@ function totals() {
     for (const [disk, bytes] of of.disks) all.disks.set(disk, (all.disks.get(disk) ?? 0) + bytes);
     all.words.push(`${whole(of.count)} ${of.count === 1 ? kind.one : kind.many}`);
   }
-  all.words = all.words.length > 3 ? `${items(all.count)} of ${all.words.length} kinds` : all.words.length > 1 ? `${all.words.slice(0, -1).join(", ")} and ${all.words.at(-1)}` : all.words.join("");
+  all.words = all.words.length > 3 ? `${items(all.count)} of ${all.words.length} kinds` : joined(all.words);
   return all;
 }
 
