@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dashboard import job_story, purge_story
+from dashboard.cleanup_story import age_words
 from dashboard.models import Job, PurgedArtifact
 from dashboard.templatetags.roundhouse import size
 from ops.artifacts import manifest
@@ -43,7 +44,9 @@ def _markdown(job: Job, at: float) -> Iterator[str]:
     freed = f", {size(told['freed_bytes'])} freed" if told.get("freed_bytes") is not None else ""
     yield (f"# Manifest of {harmless.markdown(job_story.title(job))} #{job.number}\n\n{job.node.name}, {job.created_at:%Y-%m-%d %H:%M} UTC"
            f"{', practice' if job.practice else ''}: {harmless.markdown(told.get('words') or 'nothing')} deleted{freed}.\n\n"
-           "| Result | Path | Kind | Size | Owner | Why |\n| --- | --- | --- | ---: | --- | --- |\n")
+           "| Result | Path | Kind | Size | Freed | Age | Owner | Why it was a leftover | Why it stayed |\n"
+           "| --- | --- | --- | ---: | ---: | ---: | --- | --- | --- |\n")
     for entry in entries(job):
-        cells = (entry.result, entry.path, entry.kind, size(entry.size_bytes), entry.owner, entry.why or entry.reason)
+        cells = (entry.result, entry.path, entry.kind, size(entry.size_bytes), size(entry.freed_bytes), age_words(at - entry.mtime_ns / 1e9),
+                 entry.owner, entry.reason, entry.why)
         yield f"| {' | '.join(harmless.markdown(cell) for cell in cells)} |\n"

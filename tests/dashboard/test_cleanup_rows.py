@@ -420,3 +420,8 @@ def test_a_manifest_is_exported_whole_and_its_hostile_names_do_no_harm(story: St
     assert [entry["path"] for entry in told["entries"]] == [row.as_dict()["path"] for row in found.chosen(Choice(kinds=["debug-tensor"]))]
     written = "".join(cleanup_exports.text(job, "md"))
     assert sum(1 for line in written.splitlines() if line.startswith("| deleted |")) == len(rows) and "<script>" not in written
+    wanted = {"path", "kind", "size_bytes", "age_s", "owner", "reason", "result", "why"}
+    assert wanted <= set(lines[0]) and wanted <= set(told["entries"][0]) and all(entry["age_s"] > 0 and entry["reason"] for entry in told["entries"])
+    heads = next(line for line in written.splitlines() if line.startswith("| Result"))
+    assert heads == "| Result | Path | Kind | Size | Freed | Age | Owner | Why it was a leftover | Why it stayed |"
+    assert all(line.count("|") - line.count("\\|") == heads.count("|") for line in written.splitlines() if line.startswith("| deleted"))
