@@ -5,14 +5,14 @@ held by its descriptor, and must lie on the file system and in the mount that it
 each file: regular (or the socket that was previewed), of the owner, with one name, not open in a process; device, inode, size and time as previewed;
 its kind still recognises it there, and that kind's conditions hold; and it is unlinked in that very folder. Nothing is opened, nothing unpickled.
 
-What stays possible, and why. Between the last look at a name and its unlinking lie some microseconds: two system calls with nothing between them.
-POSIX has none that unlinks a name only if it is a certain file, so who moves another file over the name just then has that one unlinked. Only who may
-write to that very folder can do so (in /tmp, where the sticky bit is set, only the owner), and only to an entry of that folder: nothing behind a link
-and nothing in another folder. Moving each file aside first would close that gap, at the price that a purge that is killed leaves files under names
-that nobody knows, that a full disk has no room for the folder it takes, and that deleting takes some five times as long as `rm -rf`; for leftovers of
-a stopped service, that is the worse bargain. And a process can open a file after the last look at who has what open, which is at most a second old
-and costs up to a second: so it is looked again afterwards, and who was so quick is told with the artifact: its space comes back when that process
-closes it.
+What stays possible, and why. Between the last look at a name and its unlinking lie some microseconds: two system calls with nothing but comparisons
+between them. POSIX has none that unlinks a name only if it is a certain file, so who moves another file over the name just then has that one
+unlinked. Only who may write to that very folder can do so (in /tmp, where the sticky bit is set, only the owner), and only to an entry of that
+folder: nothing behind a link and nothing in another folder. Moving each file aside first would close that gap, at the price that a purge that is
+killed leaves files under names that nobody knows, that a full disk has no room for the folder it takes, and that deleting takes some five times as
+long as `rm -rf`; for leftovers of a stopped service, that is the worse bargain. And a process can open a file after the last look at who has what
+open, which is about a second old at most: so it is looked again afterwards, and who was so quick is told with the artifact: its space comes back when
+that process closes it.
 """
 # ruff: noqa: PTH116, PTH123, PTH208
 
@@ -24,7 +24,6 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from ops.artifacts import gauges as disks
@@ -44,7 +43,9 @@ from ops.jobs.errors import Cancelled, OpsError
 Progress = Callable[[int, int, int], None]
 
 FRESH_S = 1.0  # how old the last look at who has what open, and at a folder that is held, may be
-ANNOUNCED = 1000  # artifacts that the manifest names before they are touched: one forced write for all
+ANNOUNCED = 1000  # artifacts that the manifest names before they are touched: one forced write for all, which may wait for the whole disk
+ANNOUNCED_MOST = 16_000  # and of so many once a thousand takes less than a second
+ANNOUNCED_BYTES = 4 << 20  # of their paths
 UNTOLD_MOST = 100  # artifacts that may go while the manifest's own disk is so full that their lines cannot be written
 _REMEMBERED = 10_000  # entries of a folder that stayed, so that what is new can be told from them
 DEEPEST = 200  # folders held open one in the other: a folder artifact that is deeper stays
@@ -208,7 +209,9 @@ class _Purge:
         started = time.monotonic()
         total = self._total()
         try:
-            for some in _parts(self._preview.artifacts(self._choice), ANNOUNCED):
+            artifacts, most = self._preview.artifacts(self._choice), ANNOUNCED
+            while some := _part(artifacts, most):
+                began = time.monotonic()
                 for artifact, _ in some:
                     self._count(artifact)
                 if self._result.cancelled:
@@ -221,6 +224,8 @@ class _Purge:
                     self._done += 1
                     if self._progress is not None:
                         self._progress(self._done, max(total, self._done), self._freed)
+                if time.monotonic() - began < 1:
+                    most = min(2 * most, ANNOUNCED_MOST)
         finally:
             self._leave()
             try:
@@ -350,17 +355,24 @@ class _Purge:
         return self._reached
 
     def _open(self, path: str) -> _Reached:
-        """From the outermost place that it lies in down to it. Raises _Stays or OSError."""
+        """From the outermost place that it lies in down to it; where that way is closed (a mount, a folder that is never entered), from one further
+        in, as the scan goes. Raises _Stays or OSError."""
         roots = sorted((root for root in self._roots if is_inside(path, root)), key=len)
-        if not roots or os.path.normpath(path) != path:
-            raise _Stays("It lies outside of the folders that a purge may touch")
-        root = roots[0]
+        if os.path.normpath(path) != path:
+            roots = []
+        closed = _Stays("It lies outside of the folders that a purge may touch")
+        for root in roots:
+            try:
+                return self._descend(root, path)
+            except _Stays as stays:
+                closed = stays
+        raise closed
+
+    def _descend(self, root: str, path: str) -> _Reached:
         descriptor = open_folder(root)
         try:
-            first = os.fstat(descriptor)
-            mount = _mount(descriptor)
-            here, states = root, self._begin(root)
-            state = first
+            first = state = os.fstat(descriptor)
+            mount, here, states = _mount(descriptor), root, self._begin(root)
             self._enter(descriptor, state, here)
             for part in path[len(root):].strip("/").split("/") if path != root else ():
                 below = os.open(part, _FLAGS, dir_fd=descriptor)
@@ -407,20 +419,30 @@ class _Purge:
     def _file(self, artifact: Artifact, kind: Kind, row: Row, reached: _Reached, name: str, entry: Entry) -> None:
         picker = reached.picker
         match = self._match((picker.sockets if kind.file_type == "socket" else picker.files).first(name), kind)
-        state = os.stat(name, dir_fd=reached.descriptor, follow_symlinks=False)
-        self._same(row, state, reached.device, kind, artifact.path)
+        descriptor = reached.descriptor
         if kind.conditions or kind.min_age_s:
+            state = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            self._same(row, state, reached.device, kind, artifact.path)  # what is wrong with the file itself is said first
             why = self._conditions.verdict(kind, artifact.path, stat=state, service=match.place.service, folder_newest_ns=None)
             if why is not None:
                 raise _Stays(why)
-        self._unlink(name, reached.descriptor, state, row)
-        entry.result, entry.deleted_files, entry.freed_bytes = "deleted", 1, state.st_blocks * 512
-        self._gone.append((state.st_dev, state.st_ino, entry.freed_bytes, entry))
+        entry.freed_bytes = self._unlink(name, descriptor, row, reached.device, kind, artifact.path, entry)
+        entry.result, entry.deleted_files = "deleted", 1
+
+    def _unlink(self, name: str, folder: int, row: Row, device: int, kind: Kind, path: str, entry: Entry) -> int:
+        """The last look and the unlinking: two system calls with nothing between them but comparisons (the module says what that leaves open).
+        Gives the bytes that went. Raises _Stays or OSError."""
+        state = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        self._same(row, state, device, kind, path)
+        os.unlink(name, dir_fd=folder)
+        size = state.st_blocks * 512
+        self._gone.append((state.st_dev, state.st_ino, size, entry))
+        return size
 
     def _same(self, row: Row, state: os.stat_result, device: int, kind: Kind, path: str) -> None:
         """Raises _Stays unless it is the file that was previewed, and nobody has it open."""
         form, words = _FORMS[kind.file_type]
-        if stat.S_IFMT(state.st_mode) != form:  # said first: a link made a moment ago may have the old file's inode number
+        if state.st_mode & 0o170000 != form:  # said first: a link made a moment ago may have the old file's inode number
             raise _Stays(f"It is no {words} any more")
         if state.st_dev != device:
             raise _Stays("Something is mounted on it")
@@ -437,15 +459,6 @@ class _Purge:
 
     def _open_in(self, pids: Sequence[int], words: str) -> _Stays:
         return _Stays(_sentence(words + self._holders.words(pids)), _sentence(f"{words}open in a process"))
-
-    @staticmethod
-    def _unlink(name: str, folder: int, seen: os.stat_result, row: Row) -> None:
-        """The last look and the unlinking: two system calls with nothing between them (the module says what that leaves open)."""
-        state = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if (state.st_ino, state.st_dev, state.st_mtime_ns, state.st_size, state.st_nlink, state.st_mode, state.st_uid) != (
-                row.inode, row.device, row.mtime_ns, row.length, 1, seen.st_mode, seen.st_uid):
-            raise _Stays(_CHANGED)
-        os.unlink(name, dir_fd=folder)
 
     # A folder with all that is in it
 
@@ -637,14 +650,9 @@ class _Clearing:
         if row.type == FOLDER:
             self._rmdir(folder, name, row)
         elif row.type == FILE:
-            state = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            purge, entry = self._purge, self._entry
-            purge._same(row, state, self._reached.device, self._kind, f"{self._artifact.path}/{row.path}")
-            purge._unlink(name, folder, state, row)
-            size = state.st_blocks * 512
+            entry = self._entry
+            entry.freed_bytes += self._purge._unlink(name, folder, row, self._reached.device, self._kind, f"{self._artifact.path}/{row.path}", entry)
             entry.deleted_files += 1
-            entry.freed_bytes += size
-            purge._gone.append((state.st_dev, state.st_ino, size, entry))
         else:
             raise _Stays("It is no regular file")
 
@@ -730,9 +738,16 @@ def _row_of(artifact: Artifact, kind: Kind, tree: Tree | None) -> Row | None:
     return row
 
 
-def _parts(artifacts: Iterator[tuple[Artifact, Tree | None]], most: int) -> Iterator[list[tuple[Artifact, Tree | None]]]:
-    while part := list(islice(artifacts, most)):
-        yield part
+def _part(artifacts: Iterator[tuple[Artifact, Tree | None]], most: int) -> list[tuple[Artifact, Tree | None]]:
+    """The next of them, as many as the manifest names at once."""
+    part: list[tuple[Artifact, Tree | None]] = []
+    length = 0
+    for one in artifacts:
+        part.append(one)
+        length += len(one[0].path)
+        if len(part) >= most or length > ANNOUNCED_BYTES:
+            break
+    return part
 
 
 def _shape(descriptor: int) -> str | None:
