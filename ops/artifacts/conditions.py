@@ -8,6 +8,8 @@
     not-bound              no process listens on the socket
     all-processes-seen     every process that could have it open could be looked into
 
+Beside these, of an admin's own kind the newest core dump and the newest log of a folder stay, whatever that kind says of itself.
+
 What cannot be told counts as in use, and the sentence says what could not be told.
 """
 # ruff: noqa: PTH118, PTH119, PTH120, PTH123, PTH208
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ops.agent.config import NodeConfig, NodePaths
+from ops.artifacts import kinds as known
 from ops.artifacts.kinds import Kind
 from ops.artifacts.places import Places
 from ops.gpus import processes
@@ -47,6 +50,8 @@ _SERVER = re.compile(r"(?:VLLM|sglang)::|ray::\S*Worker|(?:\S*/)?(?:vllm|sglang)
 # Programs that hide what they have open although they are of our own user, and hold no shared memory of servers
 _HARMLESS = frozenset({"(sd-pam)", "sshd", "sshd-session", "sshd-auth", "ssh-agent"})
 _UNTOUCHED = frozenset({"--enforce-eager", "-O0", "-O.mode=0"})
+# What a crash leaves to be read: a core dump by the names that the built-in kinds know, and logs
+_LOG = re.compile(r"(?i).*(?:\.log(?:[.-]?\d[\d.:_-]*)?(?:\.(?:gz|xz|zst|bz2))?|\.(?:err|out|stderr|stdout)|crash.*\.(?:txt|json))\Z")
 
 
 class HoldersLike(Protocol):
@@ -82,6 +87,7 @@ class Conditions:
         self._closed: tuple[float, str | None] = (float("-inf"), None)
         self._newest: dict[tuple[str, str, int], str] = {}
         self._read: dict[tuple[int, int, int], set[str]] = {}
+        self._cores = [pattern for kind in known.builtin() if "core-dump" in kind.name for pattern in kind.patterns] + ["*.core"]
         self._users_of: dict[tuple[str, str], list[str]] = {}
         self._versions: dict[str, tuple[float, frozenset[str], str | None]] = {}
         self._used: dict[str, tuple[float, frozenset[str], str | None]] = {}
@@ -101,7 +107,7 @@ class Conditions:
         for name in kind.conditions:
             if (why := self._checks[name](kind, artifact_path, stat, newest)) is not None:
                 return why
-        return None
+        return self._record_of_a_crash(path=artifact_path, uid=stat.st_uid) if kind.own else None
 
     # ---- services and other servers ----
 
@@ -249,15 +255,29 @@ class Conditions:
         return f"It is the newest {kind.one} here, and stays" if newest in ("", os.path.basename(path)) else None
 
     def _newest_in(self, folder: str, kind: Kind, uid: int) -> str:
+    def _record_of_a_crash(self, path: str, uid: int) -> str | None:
+        folder, name = os.path.split(path)
+        for word, fits in (("core dump", self._is_core), ("log", _is_log)):
+            if fits(name) and self._newest_of(word, folder, uid, fits) in ("", name):
+                return f"It is the newest {word} here, and stays"
+        return None
+
+    def _is_core(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self._cores)
+
         """The name of that user's newest artifact of that kind in the folder, as of the last look, but there right now; "" if there is none. (What
         another user puts beside it, in /tmp perhaps, takes nothing of its worth.)"""
-        key = (kind.name, folder, uid)
-        known = self._newest.get(key)
-        if known is None or not os.path.lexists(os.path.join(folder, known)):
+        ends = [pattern.rpartition("/")[2] for pattern in kind.patterns]
+        return self._newest_of(kind.name, folder, uid, lambda name: any(fnmatchcase(name, end) for end in ends), unit=kind.unit)
+
+    def _newest_of(self, what: str, folder: str, uid: int, fits: Callable[[str], bool], *, unit: str = "file") -> str:
+        key = (what, folder, uid)
+        name = self._newest.get(key)
+        if name is None or not os.path.lexists(os.path.join(folder, name)):
             if len(self._newest) > FOLDERS_REMEMBERED:
                 self._newest.clear()
-            known = self._newest[key] = _newest(folder, kind, uid)
-        return known
+            name = self._newest[key] = _newest(folder, fits, uid, unit)
+        return name
 
     # ---- processes ----
 
@@ -337,21 +357,25 @@ def _keys(lines: Iterable[str]) -> set[str]:
     return {found[1] or found[2] for line in lines if "torch_" in line and (found := _COMPILED.search(line)) is not None}
 
 
-def _newest(folder: str, kind: Kind, uid: int) -> str:
-    ends = [pattern.rpartition("/")[2] for pattern in kind.patterns]
-    best, name = -1, ""
+def _is_log(name: str) -> bool:
+    return _LOG.match(name) is not None
+
+
+def _newest(folder: str, fits: Callable[[str], bool], uid: int, unit: str) -> str:
+    """An empty file is newer than none that says something: a full disk leaves core dumps of no length."""
+    best = (False, -1, "")
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if not any(fnmatchcase(entry.name, end) for end in ends):
+                if not fits(entry.name):
                     continue
                 try:
                     state = entry.stat(follow_symlinks=False)
                 except OSError:  # gone meanwhile
                     continue
-                wanted = stat_words.S_ISDIR if kind.unit == "folder" else stat_words.S_ISREG
-                if wanted(state.st_mode) and state.st_uid == uid and (state.st_mtime_ns, entry.name) > (best, name):
-                    best, name = state.st_mtime_ns, entry.name
+                wanted = stat_words.S_ISDIR if unit == "folder" else stat_words.S_ISREG
+                if wanted(state.st_mode) and state.st_uid == uid:
+                    best = max(best, (unit == "folder" or state.st_size > 0, state.st_mtime_ns, entry.name))
     except OSError:
         return ""
     return name

@@ -261,6 +261,26 @@ def test_the_newest_core_dump_is_no_folder_link_or_file_of_another_name(tmp_path
     assert verdict(conditions("cores", tmp_path), KINDS["core-dump"], only) == "It is the newest core dump here, and stays"
 
 
+def test_a_core_dump_that_found_no_room_on_the_disk_is_not_the_newest(tmp_path: Path) -> None:
+    whole, empty = aged(tmp_path / "core.1", 3 * DAY), aged(tmp_path / "core.2", DAY)
+    os.truncate(empty, 0)
+    os.utime(empty, (time.time() - DAY,) * 2)
+    of = conditions("cores", tmp_path)
+    assert verdict(of, KINDS["core-dump"], whole) == "It is the newest core dump here, and stays"
+    assert verdict(of, KINDS["core-dump"], empty) is None
+
+
+def test_of_an_own_kind_the_newest_core_dump_and_log_stay_whatever_it_says(tmp_path: Path) -> None:
+    (mine,) = kinds.own([{"name": "team", "title": "Team files", "one": "team file", "leftover": "Ours", "keeping": "Nothing", "min_age_s": 3600.0,
+                          "places": [str(tmp_path)], "patterns": ["*.log", "*.log.gz", "core.*", "*.bin"]}])
+    of = conditions(str(tmp_path), tmp_path)
+    aged(tmp_path / "newest.bin", DAY // 2)
+    old = [aged(tmp_path / name, 9 * DAY) for name in ("vllm.log", "vllm-2026.log.gz", "core.77", "a.bin", "newest.bin.log")]
+    new = {aged(tmp_path / name, DAY): word for name, word in (("crash.log", "log"), ("core.78", "core dump"))}
+    assert [verdict(of, mine, path) for path in old] == [None] * len(old)
+    assert {path: verdict(of, mine, path) for path in new} == {path: f"It is the newest {word} here, and stays" for path, word in new.items()}
+
+
 def test_a_socket_that_a_process_listens_on_stays(tmp_path: Path, services: dict[str, Service], short_path: Path) -> None:
     path = short_path / str(uuid.uuid4())
     of = conditions("tmp", short_path)
