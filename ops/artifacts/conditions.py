@@ -35,6 +35,7 @@ from ops.artifacts.places import Places
 from ops.gpus import processes
 from ops.jobs.errors import OpsError
 from ops.records import ServiceRecord
+from ops.services import listeners
 from ops.services.manager import manager_for
 from ops.services.status import ServiceState, ServiceStatus
 
@@ -49,9 +50,9 @@ _SERVER = re.compile(r"(?:VLLM|sglang)::|ray::\S*Worker|(?:\S*/)?(?:vllm|sglang)
                      r"|\S*python[\d.]*\s(?:-\S+\s)*(?:\S*/)?(?:vllm|sglang)\s")
 # Programs that hide what they have open although they are of our own user, and hold no shared memory of servers
 _HARMLESS = frozenset({"(sd-pam)", "sshd", "sshd-session", "sshd-auth", "ssh-agent"})
-_UNTOUCHED = frozenset({"--enforce-eager", "-O0", "-O.mode=0"})
 # What a crash leaves to be read: a core dump by the names that the built-in kinds know, and logs
 _LOG = re.compile(r"(?i).*(?:\.log(?:[.-]?\d[\d.:_-]*)?(?:\.(?:gz|xz|zst|bz2))?|\.(?:err|out|stderr|stdout)|crash.*\.(?:txt|json))\Z")
+_UNTOUCHED = frozenset({"--enforce-eager", "-O0", "-O.mode=0"})
 
 
 class HoldersLike(Protocol):
@@ -86,8 +87,8 @@ class Conditions:
         self._bound: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
         self._closed: tuple[float, str | None] = (float("-inf"), None)
         self._newest: dict[tuple[str, str, int], str] = {}
-        self._read: dict[tuple[int, int, int], set[str]] = {}
         self._cores = [pattern for kind in known.builtin() if "core-dump" in kind.name for pattern in kind.patterns] + ["*.core"]
+        self._read: dict[tuple[int, int, int], set[str]] = {}
         self._users_of: dict[tuple[str, str], list[str]] = {}
         self._versions: dict[str, tuple[float, frozenset[str], str | None]] = {}
         self._used: dict[str, tuple[float, frozenset[str], str | None]] = {}
@@ -254,7 +255,6 @@ class Conditions:
         newest = self._newest_in(os.path.dirname(path), kind, state.st_uid)
         return f"It is the newest {kind.one} here, and stays" if newest in ("", os.path.basename(path)) else None
 
-    def _newest_in(self, folder: str, kind: Kind, uid: int) -> str:
     def _record_of_a_crash(self, path: str, uid: int) -> str | None:
         folder, name = os.path.split(path)
         for word, fits in (("core dump", self._is_core), ("log", _is_log)):
@@ -265,6 +265,7 @@ class Conditions:
     def _is_core(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self._cores)
 
+    def _newest_in(self, folder: str, kind: Kind, uid: int) -> str:
         """The name of that user's newest artifact of that kind in the folder, as of the last look, but there right now; "" if there is none. (What
         another user puts beside it, in /tmp perhaps, takes nothing of its worth.)"""
         ends = [pattern.rpartition("/")[2] for pattern in kind.patterns]
@@ -286,7 +287,7 @@ class Conditions:
         del kind, state, newest_ns
         if time.monotonic() - self._bound[0] > FRESH_S:
             try:
-                self._bound = (time.monotonic(), _bound_names())
+                self._bound = (time.monotonic(), listeners.unix_names())
             except OSError as error:
                 return f"It cannot be told whether a process listens on it: {error.strerror or error}"
         return "A process listens on it" if os.path.basename(path) in self._bound[1] else None
@@ -378,27 +379,7 @@ def _newest(folder: str, fits: Callable[[str], bool], uid: int, unit: str) -> st
                     best = max(best, (unit == "folder" or state.st_size > 0, state.st_mtime_ns, entry.name))
     except OSError:
         return ""
-    return name
-
-
-def _bound_names() -> frozenset[str]:
-    """Names of the sockets that are bound, in every network namespace that can be seen (a container may share the folder). Raises OSError."""
-    found = _bound_in("/proc/net/unix")
-    seen = {os.readlink("/proc/self/ns/net")}  # noqa: PTH115
-    for name in os.listdir("/proc"):
-        if not name.isdecimal():
-            continue
-        with contextlib.suppress(OSError):  # another user's, or ended meanwhile
-            space = os.readlink(f"/proc/{name}/ns/net")  # noqa: PTH115
-            if space not in seen:
-                seen.add(space)
-                found |= _bound_in(f"/proc/{name}/net/unix")
-    return frozenset(found)
-
-
-def _bound_in(table: str) -> set[str]:
-    with open(table, "rb") as file:
-        return {os.fsdecode(line.rstrip(b"\n").rpartition(b"/")[2]) for line in file if b"/" in line}
+    return best[2]
 
 
 def _closed_process() -> str | None:

@@ -122,6 +122,11 @@ def builtin() -> tuple[Kind, ...]:
     return made
 
 
+def builtin_named(name: str) -> Kind:
+    """Raises KeyError for a name that no built-in kind has."""
+    return {kind.name: kind for kind in builtin()}[name]
+
+
 def own(raw: Sequence[Any]) -> tuple[Kind, ...]:
     """An admin's kinds, from their records. Raises BadInput for one that could do harm, and says what is wrong with it.
 

@@ -7,14 +7,15 @@ and /tmp/vllm_dist_* files stay after every hard end. Files are listed and never
 from __future__ import annotations
 
 import os
-import re
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ops.artifacts import kinds
 from ops.gpus import processes
 from ops.gpus.source import GpuSnapshot, GpuSource
 from ops.jobs import marks
@@ -28,8 +29,6 @@ LISTED = 200  # of each sort
 COMMAND_LENGTH = 500  # characters
 GRACE_S = 5.0  # between SIGTERM and SIGKILL: a process whose main one is gone has no request to finish
 SHM = Path("/dev/shm")  # noqa: S108  (the file system that ranks talk through, not a temporary file)
-_SHM_NAMES = re.compile(r"(?:psm_|nccl-|vllm_offload_|vllm|sem\.|torch_|cuda\.shm\.|VLLM_|__KMP_)")
-_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\Z")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +97,7 @@ def look(record: ServiceRecord, source: GpuSource, *, others: Sequence[ServiceRe
         service=record.name, at=time.time(), running=bool(running), gpus=gpus,
         processes=sorted(found, key=lambda one: (not one["own"], one["pid"]))[:LISTED],
         ports=_ports(record, running, set(owned))[:LISTED], shm=_shared_memory(uid, problems)[:LISTED],
-        ipc=_ipc(uid, _temporary_folders(record, manager))[:LISTED], problems=problems)
+        ipc=_ipc(uid, _temporary_folders(record, manager), problems)[:LISTED], problems=problems)
 
 
 def _services_of(others: Sequence[ServiceRecord], problems: list[str]) -> dict[int, str]:
@@ -152,11 +151,12 @@ def _told(found: Iterable[tuple[int, int]], owned: set[int]) -> list[dict[str, A
 
 def _shared_memory(uid: int, problems: list[str]) -> list[dict[str, Any]]:
     """Files of the service's user in /dev/shm that no process has open or mapped, largest first."""
+    kind = kinds.builtin_named("shared-memory")
     files: dict[tuple[int, int], tuple[str, int]] = {}  # (device, inode): (path, bytes)
     try:
         with os.scandir(SHM) as entries:
             for entry in entries:
-                if _SHM_NAMES.match(entry.name) and entry.is_file(follow_symlinks=False):
+                if kind.fits(entry.name) and entry.is_file(follow_symlinks=False):
                     found = entry.stat(follow_symlinks=False)
                     if found.st_uid == uid:
                         files[found.st_dev, found.st_ino] = (entry.path, found.st_blocks * 512)
@@ -221,35 +221,31 @@ def _temporary_folders(record: ServiceRecord, manager: Manager) -> list[Path]:
     return [Path(name) for name in dict.fromkeys(names) if name and name.startswith("/")]
 
 
-def _ipc(uid: int, folders: Sequence[Path]) -> list[dict[str, Any]]:
+def _ipc(uid: int, folders: Sequence[Path], problems: list[str]) -> list[dict[str, Any]]:
     """Rendezvous files of torch, and sockets between vLLM's processes that nobody has bound any more."""
-    bound = _bound_sockets()
+    rendezvous, socket = kinds.builtin_named("rendezvous"), kinds.builtin_named("ipc-socket")
+    try:
+        bound = listeners.unix_names()
+    except OSError as error:
+        problems.append(f"It cannot be told which sockets are bound: {error.strerror or error}")
+        return []
     found = []
     for folder in folders:
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    rendezvous, socket = entry.name.startswith("vllm_dist_"), bool(_UUID.match(entry.name))
-                    if not (rendezvous or socket):
+                    if not (rendezvous.fits(entry.name) or socket.fits(entry.name)):
                         continue
                     status = entry.stat(follow_symlinks=False)
                     if status.st_uid != uid:
                         continue
-                    if rendezvous:
+                    if rendezvous.fits(entry.name):
                         found.append({"path": entry.path, "what": "rendezvous file of torch.distributed"})
-                    elif (status.st_mode & 0o170000) == 0o140000 and entry.path not in bound:
+                    elif stat.S_ISSOCK(status.st_mode) and entry.name not in bound:
                         found.append({"path": entry.path, "what": "socket between vLLM's processes, bound by nobody"})
         except OSError:
             continue  # not there, or not ours to read: nothing of the service's can be told from it
     return sorted(found, key=lambda one: one["path"])
-
-
-def _bound_sockets() -> set[str]:
-    try:
-        rows = Path("/proc/net/unix").read_text(errors="replace").splitlines()[1:]
-    except OSError:
-        return set()
-    return {fields[7] for row in rows if len(fields := row.split(maxsplit=7)) == 8}
 
 
 # ---- ending them ----

@@ -1,7 +1,8 @@
-"""Who listens on a TCP port? From /proc: sockets by their inode, and the process that holds it."""
+"""Who listens on a TCP port, and which Unix sockets are bound? From /proc: TCP sockets by their inode, and the process that holds it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -86,3 +87,21 @@ def pids(port: int) -> set[int]:
         except OSError:
             continue  # it ended meanwhile, or belongs to another user
     return found
+
+
+def unix_names() -> frozenset[str]:
+    """Names (without their folder: a server may have bound one by another path to it) of the Unix sockets that are bound, in every network namespace
+    that can be seen (a container may share the folder). Raises OSError."""
+    found = _unix_names("/proc/net/unix")
+    seen = {os.readlink("/proc/self/ns/net")}  # noqa: PTH115
+    for process in processes.all_processes():
+        with contextlib.suppress(OSError):  # another user's, or ended meanwhile
+            space = os.readlink(f"/proc/{process.pid}/ns/net")  # noqa: PTH115
+            if space not in seen:
+                seen.add(space)
+                found |= _unix_names(f"/proc/{process.pid}/net/unix")
+    return frozenset(found)
+
+
+def _unix_names(table: str) -> set[str]:
+    return {os.fsdecode(line.rpartition(b"/")[2]) for line in Path(table).read_bytes().split(b"\n") if b"/" in line}

@@ -60,6 +60,7 @@ def first(place: str, relative: str, *, unit: str = "file", file_type: str = "re
     ("shm", "psm_notes", "file", None),
     ("shm", "nccl-Xk3fQz", "file", "shared-memory"),
     ("shm", "vllm_offload_engine-1.mmap", "file", "shared-memory"),
+    ("shm", "VLLM_OBJECT_STORAGE_SHM_BUFFER_" + "0f" * 16, "file", "shared-memory"),
     ("shm", "PostgreSQL.123456", "file", None),
     ("shm", "a/psm_1f0c9a3e", "file", None),
     ("tmp", "vllm_dist_" + "0f" * 16, "file", "rendezvous"),

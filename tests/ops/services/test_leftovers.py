@@ -184,23 +184,23 @@ def test_a_port_that_is_still_listened_on_is_told_with_who_does(make_record: Mak
 
 def test_shared_memory_is_listed_once_nobody_holds_it(make_record: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leftovers, "SHM", tmp_path)
-    monkeypatch.setattr(leftovers, "_ipc", lambda uid, folders: [])
+    monkeypatch.setattr(leftovers, "_ipc", lambda uid, folders, problems: [])
     record = make_record(gpus=[0])
-    for name in ("psm_1a2b", "nccl-Xyz", "sem.mp-q1", "notes.txt"):
+    for name in ("psm_1a2b3c4d", "nccl-Xyz012", "sem.mp-q1", "notes.txt", "__KMP_REGISTERED_LIB_12_0"):
         (tmp_path / name).write_bytes(b"x" * 8192)
     (tmp_path / "psm_folder").mkdir()
     (tmp_path / "psm_link").symlink_to(tmp_path / "notes.txt")
     hold = ("import ctypes, os, sys\nfile = os.open(sys.argv[1], os.O_RDONLY)\nlibc = ctypes.CDLL(None)\nlibc.mmap.restype = ctypes.c_void_p\n"
             "assert libc.mmap(None, 4096, 1, 1, file, 0) not in (None, 2**64 - 1)\nos.close(file)\nprint(flush=True)\ninput()")
-    with subprocess.Popen([sys.executable, "-c", hold, str(tmp_path / "psm_1a2b")], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+    with subprocess.Popen([sys.executable, "-c", hold, str(tmp_path / "psm_1a2b3c4d")], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline(), "what is mapped is in use, also when its file is closed"
-        with (tmp_path / "nccl-Xyz").open("rb"):
+        with (tmp_path / "nccl-Xyz012").open("rb"):
             assert [one["path"] for one in leftovers.look(record, Readings([gpu(0, 0)])).shm] == [str(tmp_path / "sem.mp-q1")]
         holder.kill()
     found = leftovers.look(record, Readings([gpu(0, 0)]))
-    assert {Path(one["path"]).name for one in found.shm} == {"psm_1a2b", "nccl-Xyz", "sem.mp-q1"}
+    assert {Path(one["path"]).name for one in found.shm} == {"psm_1a2b3c4d", "nccl-Xyz012", "sem.mp-q1"}
     assert all(one["size_bytes"] >= 8192 for one in found.shm) and found.words() == "3 files in shared memory"
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file())[0] == "nccl-Xyz", "listed, never deleted"
+    assert all(Path(one["path"]).is_file() for one in found.shm), "listed, never deleted"
 
 
 def test_sockets_and_rendezvous_files_that_nobody_uses_are_listed(make_record: Make, short_path: Path) -> None:
@@ -208,7 +208,8 @@ def test_sockets_and_rendezvous_files_that_nobody_uses_are_listed(make_record: M
     folder.mkdir()
     record = make_record(gpus=[0], env={"FAKE_VLLM": "{}", "TMPDIR": str(folder)})
     live, stale = (folder / str(uuid.uuid4()) for _ in range(2))
-    (folder / "vllm_dist_00ff").write_text("")
+    rendezvous = folder / f"vllm_dist_{uuid.uuid4().hex}"
+    rendezvous.write_text("")
     (folder / str(uuid.uuid4())).write_text("a file, no socket")
     with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
         first.bind(str(stale))
@@ -216,7 +217,7 @@ def test_sockets_and_rendezvous_files_that_nobody_uses_are_listed(make_record: M
         second.bind(str(live))
         found = [one for one in leftovers.look(record, Readings([gpu(0, 0)])).ipc if one["path"].startswith(str(folder))]
     assert {one["path"]: one["what"] for one in found} == {
-        str(folder / "vllm_dist_00ff"): "rendezvous file of torch.distributed", str(stale): "socket between vLLM's processes, bound by nobody"}
+        str(rendezvous): "rendezvous file of torch.distributed", str(stale): "socket between vLLM's processes, bound by nobody"}
 
 
 @pytest.mark.parametrize(("path", "unit", "scope", "is_in"), [
