@@ -361,6 +361,10 @@ class _Purge:
         if os.path.normpath(path) != path:
             roots = []
         closed = _Stays("It lies outside of the folders that a purge may touch")
+        for named, error in self._places.refused.items() if not roots else ():
+            if is_inside(path, named):
+                os.lstat(named)  # FileNotFoundError: then it is gone, with all that was in it
+                closed = _Stays(f"The folder that it was found in can be none of leftovers any more: {error.what}")
         for root in roots:
             try:
                 return self._descend(root, path)

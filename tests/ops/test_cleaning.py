@@ -142,6 +142,25 @@ def test_roots_that_can_be_none_are_skipped_and_the_scan_ends_partial(node: Node
         assert told["kinds"][0]["offered"]["count"] == found and any("There is no folder" in problem for problem in told["problems"])
 
 
+def test_what_lay_in_a_root_that_is_a_link_now_stays_and_in_one_that_has_gone_is_gone(node: Node) -> None:
+    roots = [node.tmp / name for name in ("whole", "swapped", "gone")]
+    for root in roots:
+        root.mkdir()
+        (root / "a.pt").write_bytes(b"x")
+        os.utime(root / "a.pt", (OLD, OLD))
+    _, said, _ = node.run("artifact-scan", {"roots": [str(root) for root in roots], "kinds": ["debug-tensor"]})
+    [scanned] = of(said, EventType.ARTIFACTS_SCANNED)
+    roots[1].rename(node.tmp / "precious")
+    roots[1].symlink_to(node.tmp / "precious")
+    (roots[2] / "a.pt").unlink()
+    roots[2].rmdir()
+    outcome, said, _ = node.run("purge", node.order(scanned))
+    assert outcome.state == JobState.PARTIAL and (node.tmp / "precious" / "a.pt").exists() and not (roots[0] / "a.pt").exists()
+    lines = {Path(line["path"]).parent.name: line for data in of(said, EventType.PURGE_ENTRIES) for line in data["entries"]}
+    assert {name: line["result"] for name, line in lines.items()} == {"whole": "deleted", "swapped": "kept", "gone": "gone"}
+    assert "is a link" in lines["swapped"]["why"]
+
+
 def test_a_place_that_cannot_be_read_makes_a_scan_partial_and_hides_nothing_else(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     from ops.artifacts import walk
 
