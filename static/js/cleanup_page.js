@@ -4,6 +4,7 @@ import { stream } from "./stream.js";
 import { debounced, refresh } from "./fragments.js";
 import { localise, setText } from "./clock.js";
 import { drawBar } from "./bars.js";
+import * as dialogs from "./dialogs.js";
 import { joined, size } from "./sizes.js";
 
 const form = document.getElementById("choice");
@@ -197,16 +198,7 @@ async function review(button) {
     plain.submit();
     return;
   }
-  const dialog = document.createElement("dialog");
-  dialog.className = "dialog dialog-wide";
-  dialog.innerHTML = await answer.text(); // our own server's template, escaped there; the policy lets no script in it run
-  document.body.append(dialog);
-  localise(dialog);
-  const title = dialog.querySelector("h2");
-  title.id ||= "dialog-title"; dialog.setAttribute("aria-labelledby", title.id);
-  dialog.addEventListener("close", () => { dialog.remove(); button.focus(); });
-  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
-  dialog.showModal();
+  dialogs.show(await answer.text(), button, "dialog-wide");
 }
 
 if (form) {

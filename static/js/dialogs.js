@@ -17,14 +17,18 @@ async function open(link) {
   try { answer = await fetch(link.href, { headers: { "X-Roundhouse-Fragment": "dialog" } }); }
   catch { location.assign(link.href); return; } // no connection: the browser's own page says so
   if (!answer.ok || answer.redirected) { location.assign(link.href); return; }
+  show(await answer.text(), link);
+}
+// A question in a dialog over this page; `from` had the focus, and gets it back.
+export function show(html, from, ...classes) {
   const dialog = document.createElement("dialog");
-  dialog.className = "dialog";
-  dialog.innerHTML = await answer.text(); // our own server's template, escaped there; the policy lets no script in it run
+  dialog.classList.add("dialog", ...classes);
+  dialog.innerHTML = html; // our own server's template, escaped there; the policy lets no script in it run
   document.body.append(dialog);
   localise(dialog);
   const title = dialog.querySelector("h1, h2");
   if (title) { title.id ||= "dialog-title"; dialog.setAttribute("aria-labelledby", title.id); }
-  dialog.addEventListener("close", () => { dialog.remove(); link.focus(); });
+  dialog.addEventListener("close", () => { dialog.remove(); from.focus(); });
   dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
   dialog.showModal();
 }
