@@ -214,6 +214,7 @@ class _Scan:
         self._largest: list[tuple[int, str, int]] = []
         self._unread: dict[str, list[Any]] = {}
         self._owners: dict[int, str] = {}
+        self._services: dict[tuple[tuple[str, ...], int], str] = {}
         self._started_ns = time.time_ns()
         self._told_at = self._looked_at = float("-inf")
         self._look_every_s = _LOOK_AGAIN_S
@@ -403,7 +404,8 @@ class _Scan:
                 why = f"{why.rstrip('.')}. {links:,} link{'s' * (links != 1)} or special file{'s' * (links != 1)} in it will stay"
         opened = self._holders.told(pids) if pids and self._holders is not None else []
         artifact = Artifact(self._preview.count + 1, kind.name, kind.unit, path, size, files, mtime_ns, state.st_uid, self._owner_of(state.st_uid),
-                            state.st_dev, state.st_ino, standing, why, opened, match.place.service)
+                            state.st_dev, state.st_ino, standing, why, opened,
+                            match.place.service or self._service_of(match.place, state.st_uid))
         self._preview.add(artifact, row)
         self.sums[kind.name].add(artifact, reason)
 
@@ -480,6 +482,15 @@ class _Scan:
         self._rows[place] = {"path": shown(place.path), "what": place.why or place.name, "files": files, "size_bytes": size, "problem": problem}
         if self._log is not None:
             self._log(f"{shown(place.path)}: {problem or f'{files:,} files, {size:,} bytes'}")
+
+    def _service_of(self, place: Place, uid: int) -> str:
+        """In a folder that several services share: the only one of them that runs as the owner; "" if that is not known."""
+        key = place.services, uid
+        if (name := self._services.get(key)) is None:
+            users = [(service, self._places.users.get(service)) for service in place.services]
+            his = [service for service, user in users if user == uid]
+            name = self._services[key] = his[0] if len(his) == 1 and all(user is not None for _, user in users) else ""
+        return name
 
     def _pause(self) -> None:
         if self._check is not None:

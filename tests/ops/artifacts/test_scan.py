@@ -316,6 +316,19 @@ def test_a_link_in_a_folder_is_told_and_counts_nothing(root: Path, tmp_path: Pat
     assert {row.type for _, rows in found.all for row in rows or []} == {"file", "link", "folder"}
 
 
+def test_in_a_folder_that_services_share_the_owner_tells_which_one_it_came_from(root: Path):
+    write(root / "a.pt")
+    shared = Place("scratch", str(root), services=("glm", "kimi"))
+    for users, service in (({"glm": os.geteuid(), "kimi": 4711}, "glm"), ({"glm": os.geteuid(), "kimi": os.geteuid()}, ""),
+                           ({"glm": os.geteuid(), "kimi": None}, ""), ({}, "")):
+        where = Places([shared], Never(), users=users)
+        path = root.parent / f"preview-{len(users)}-{service}-{users.get('kimi')}.jsonl"
+        with PreviewWriter(path, Header.now("n1", [], [TENSOR])) as writer:
+            result = scan(where, [TENSOR], preview=writer, open_check=False)
+            writer.finish(result.as_dict())
+        assert Scanned(result, path)["a.pt"].service == service
+
+
 def test_folders_that_stay_around_a_link_are_not_counted_as_given_back(root: Path):
     write(root / "cache" / "h" / "gone" / "f", 100)
     write(root / "cache" / "h" / "x" / "y" / "f", 100)
