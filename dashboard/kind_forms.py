@@ -18,7 +18,7 @@ from dashboard import cleanup_rows
 from dashboard.from_a_node import texts
 from dashboard.models import ArtifactKind, Node
 from ops.artifacts import kinds
-from ops.artifacts.kinds import KIND_NAME, OWN_CONDITIONS, Kind
+from ops.artifacts.kinds import CONDITIONS, KIND_NAME, METHODS, OWN_CONDITIONS, Kind
 from ops.artifacts.places import MADE_FOR_TEMPORARY_FILES, check_root_by_name
 from ops.jobs.errors import BadInput
 
@@ -27,19 +27,12 @@ OWN_MOST = 100  # kinds: every scan takes all of them along
 LINES_MOST = 50  # folders, and patterns, of one kind
 HOUR, DAY = 3600, 86400
 UNITS = {"hours": HOUR, "days": DAY}
-CONDITION_WORDS = {
-    "service-stopped": "every service that could use it is stopped", "older-than-runs": "it is older than every service that runs",
-    "version-not-installed": "no release has that version", "hash-not-in-use": "no recent start used it, and it is not the newest",
-    "not-newest": "a newer one lies beside it", "not-bound": "no process listens on it",
-    "all-processes-seen": "every process that could have it open could be looked into",
-}
 PLACE_WORDS = {
     "scratch": "scratch folders of services", "tmp": "temporary folders", "shm": "shared memory", "service-folder": "where services run",
     "cores": "where the kernel puts core dumps", "gpu-cores": "where CUDA puts core dumps", "vllm-cache": "vLLM's cache",
     "vllm-dump": "vLLM's dump folder", "flashinfer-cache": "FlashInfer's cache", "flashinfer-dump": "FlashInfer's dump folder",
     "autotune-cache": "the autotune cache", "triton-cache": "Triton's cache", "torch-cache": "PyTorch's cache", "nv-cache": "the CUDA driver's cache",
-    "rpc": "vLLM's socket folder", "releases": "releases of services", "uv-cache": "uv's cache"}
-METHOD_WORDS = {"release": "neither live nor the way back", "uv-cache": "uv itself says that nothing needs it"}
+    "rpc": "vLLM's socket folder", "pip-cache": "pip's cache", "releases": "releases of services", "uv-cache": "uv's cache"}
 CLASSES = {"[0-9a-f]": "hex", "[0-9]": "number", "[A-Z2-7]": "hash"}  # of which a name has some in a row
 RUNS = re.compile(rf"({'|'.join(map(re.escape, CLASSES))})(?:\1)*\*?")
 UUID = "<hex>-<hex>-4<hex>-[89ab]<hex>-<hex>"
@@ -192,7 +185,7 @@ class KindForm(forms.Form):
         return Shown(
             name=name, title=asked["title"], kind=kind, help=asked["help"], value=value, most=asked.get("most", 0), mono=asked.get("mono", False),
             problem=" ".join(str(error) for error in self.errors.get(name, [])) if self.is_bound else "", fixed=field is None,
-            choices=tuple((one, CONDITION_WORDS[one]) for one in OWN_CONDITIONS) if kind == "checks" else tuple((one, one) for one in UNITS)
+            choices=tuple((one, CONDITIONS[one]) for one in OWN_CONDITIONS) if kind == "checks" else tuple((one, one) for one in UNITS)
             if kind == "age" else (), unit=unit if unit in UNITS else "days")
 
 
@@ -203,8 +196,8 @@ def described(kind: Kind) -> dict[str, Any]:
     """A kind as lists show it: `title`, `kind`, `where` (words or folders), `names` (patterns), `when` (sentences), `chosen` (whether at first); of
     an own one its `row`, and why it is not taken any more in `problem`."""
     where = [PLACE_WORDS.get(place, place if place.startswith("/") else place.replace("-", " ")) for place in kind.places]
-    when = [f"older than {age_words(kind.min_age_s)}"] if kind.min_age_s else []
-    when += [CONDITION_WORDS.get(name, name) for name in kind.conditions] + ([METHOD_WORDS[kind.method]] if kind.method in METHOD_WORDS else [])
+    when = [f"older than {kinds.age(kind.min_age_s)}"] if kind.min_age_s else []
+    when += [CONDITIONS[name] for name in kind.conditions] + ([METHODS[kind.method]] if kind.method != "files" else [])
     names = kind.patterns if kind.own else list(dict.fromkeys(map(name_words, kind.patterns))) if kind.method == "files" else []
     return {"row": None, "problem": "", "title": kind.title, "kind": kind, "where": where,
             "names": names, "when": when, "chosen": kind.offered}
@@ -229,15 +222,6 @@ def own() -> list[dict[str, Any]]:
 def name_words(pattern: str) -> str:
     """A pattern of a built-in kind for people: `core.<number>` for one to seven digits, `<hex>`, `<hash>`, `<uuid>`."""
     return RUNS.sub(lambda found: f"<{CLASSES[found[1]]}>", pattern).replace(UUID, "<uuid>")
-
-
-def age_words(seconds: float) -> str:
-    """`an hour`, `6 hours`, `14 days`."""
-    for name, length in (("day", DAY), ("hour", HOUR), ("minute", 60)):
-        if seconds >= length and seconds % length == 0:
-            number = round(seconds / length)
-            return f"{'an' if name == 'hour' else 'a'} {name}" if number == 1 else f"{number:,} {name}s"
-    return f"{seconds:,.0f} s"
 
 
 def node_line(places: Iterable[str]) -> str:

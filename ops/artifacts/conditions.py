@@ -30,7 +30,7 @@ from typing import Protocol
 
 from ops.agent.config import NodeConfig, NodePaths
 from ops.artifacts import kinds as known
-from ops.artifacts.kinds import Kind
+from ops.artifacts.kinds import Kind, age
 from ops.artifacts.places import Places
 from ops.gpus import processes
 from ops.jobs.errors import OpsError
@@ -104,7 +104,7 @@ class Conditions:
         """
         newest = stat.st_mtime_ns if folder_newest_ns is None else max(stat.st_mtime_ns if kind.unit == "file" else 0, folder_newest_ns)
         if kind.min_age_s and self.now() - newest < kind.min_age_s * 1e9:
-            return f"It is younger than {_age(kind.min_age_s)}, and may still be written"
+            return f"It is younger than {age(kind.min_age_s)}, and may still be written"
         for name in kind.conditions:
             if (why := self._checks[name](kind, artifact_path, stat, newest)) is not None:
                 return why
@@ -303,14 +303,6 @@ class Conditions:
         if time.monotonic() - self._closed[0] > FRESH_S:
             self._closed = (time.monotonic(), _closed_process())
         return self._closed[1]
-
-
-def _age(seconds: float) -> str:
-    for size, word in ((86400, "day"), (3600, "hour"), (60, "minute")):
-        if seconds >= size and seconds % size == 0:
-            count = int(seconds // size)
-            return {"day": "a day", "hour": "an hour", "minute": "a minute"}[word] if count == 1 else f"{count:,} {word}s"
-    return f"{seconds:,.0f} s"
 
 
 def _title(pid: int) -> str:

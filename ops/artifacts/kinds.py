@@ -22,10 +22,20 @@ from ops.records import Record
 BUILTIN = Path(__file__).with_name("kinds.toml")
 KIND_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}\Z")
 UNITS = ("file", "folder")
-METHODS = ("files", "release", "uv-cache")
+# How a kind goes, and what must hold then, in words
+METHODS = {"files": "nobody has it open", "release": "Roundhouse's own rules for releases allow it",
+           "uv-cache": "uv itself says that nothing needs it"}
 FILE_TYPES = ("regular", "socket")
-# What ops/artifacts/conditions.py can look at, and of these what an own kind may name
-CONDITIONS = ("service-stopped", "older-than-runs", "version-not-installed", "hash-not-in-use", "not-newest", "not-bound", "all-processes-seen")
+# What ops/artifacts/conditions.py can look at, in words, and of these what an own kind may name
+CONDITIONS = {
+    "service-stopped": "every service that could use it is stopped, and no other server of its user runs",
+    "older-than-runs": "it is older than every server that runs",
+    "version-not-installed": "no release of a service has that version",
+    "hash-not-in-use": "the last starts of the services named other folders, and it is not the newest",
+    "not-newest": "a newer one lies beside it",
+    "not-bound": "no process listens on it",
+    "all-processes-seen": "every process could be asked what it has open",
+}
 OWN_CONDITIONS = ("service-stopped", "older-than-runs", "not-newest", "all-processes-seen")
 OWN_MIN_AGE_S = 3600.0
 _SET = re.compile(r"\[!?\]?[^\]]*\]")  # of a shell pattern: a bracket right at its beginning belongs to it
@@ -105,6 +115,15 @@ def counted(number: int, one: str, title: str) -> str:
     first = title.split(" ")[0]
     many = title if any(letter.isupper() for letter in first[1:]) else title[:1].lower() + title[1:]
     return f"{number:,} {one if number == 1 else many}"
+
+
+def age(seconds: float) -> str:
+    """`an hour`, `6 hours`, `14 days`."""
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length and seconds % length == 0:
+            number = round(seconds / length)
+            return f"{'an' if unit == 'hour' else 'a'} {unit}" if number == 1 else f"{number:,} {unit}s"
+    return f"{seconds:,.0f} s"
 
 
 # A folder with one of these is a model, an environment or a hub cache: never a place of leftovers, whatever lies in it.

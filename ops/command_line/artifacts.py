@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ops.agent.config import NodeConfig, NodePaths
 from ops.artifacts import kinds as kinds_of_leftovers
 from ops.artifacts.found import KEPT, OFFERED, OPTIONAL, Artifact, Choice, Entry, shown
-from ops.artifacts.kinds import Kind
+from ops.artifacts.kinds import CONDITIONS, METHODS, Kind
 from ops.command_line import jobs, targets
 from ops.command_line.output import INTERRUPTED, StatusLine, WrongArguments, from_arguments, interruptible, print_json, size, table, tell
 from ops.jobs.errors import BadInput, Cancelled, OpsError
@@ -33,16 +33,6 @@ if TYPE_CHECKING:
 
 STATES = (OFFERED, OPTIONAL, KEPT)
 NO_NODE = "this-machine"  # the name that stands in previews of a machine that is no node
-CONDITION_WORDS = {
-    "service-stopped": "every service that could use it is stopped, and no other server of its user runs",
-    "older-than-runs": "it is older than every server that runs",
-    "version-not-installed": "no release of a service has that version",
-    "hash-not-in-use": "the last starts of the services named other folders, and it is not the newest",
-    "not-newest": "a newer one lies beside it",
-    "not-bound": "no process listens on it",
-    "all-processes-seen": "every process could be asked what it has open",
-}
-_METHOD_WORDS = {"files": "nobody has it open", "release": "Roundhouse's own rules for releases allow it", "uv-cache": "uv itself says so"}
 _KINDS_HINT = "Give a JSON list of kinds; docs/guides/cleanup.md shows one"
 _OWN_MOST = 1 << 20  # bytes of a file with kinds
 _LARGEST = 5  # folders that a scan names
@@ -78,10 +68,10 @@ def _kind_in_full(kind: Kind) -> str:
 
 def safe_when(kind: Kind) -> list[str]:
     """What must hold before one of this kind is deleted, beside what must hold of every file."""
-    said = [CONDITION_WORDS[condition] for condition in kind.conditions]
+    said = [CONDITIONS[condition] for condition in kind.conditions]
     if kind.min_age_s:
         said.append(f"unchanged for {_span(kind.min_age_s)}")
-    return said or [_METHOD_WORDS[kind.method]]
+    return said or [METHODS[kind.method]]
 
 
 def patterns(kind: Kind) -> list[str]:

@@ -39,7 +39,7 @@ def test_every_kind_is_listed_with_where_it_lies_when_it_is_safe_and_what_keepin
     body = html.unescape(re.sub(r"<[^>]*>", "", member.get("/settings/kinds/").content.decode()))
     for kind in kinds.builtin():
         assert kind.title in body and kind.leftover.replace("`", "") in body and kind.keeping.replace("`", "") in body
-        assert all(kind_forms.CONDITION_WORDS[name] in body for name in kind.conditions)
+        assert all(kinds.CONDITIONS[name] in body for name in kind.conditions)
         assert all(kind_forms.PLACE_WORDS[name] in body for name in kind.places)
     assert "core.<number>" in body and "[0-9]" not in body and "<uuid>" in body
     settings = member.get("/settings/").content.decode()
