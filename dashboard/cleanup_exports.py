@@ -42,8 +42,10 @@ def _json(job: Job, at: float) -> Iterator[str]:
 def _markdown(job: Job, at: float) -> Iterator[str]:
     told = purge_story.purged(job) or {}
     freed = f", {size(told['freed_bytes'])} freed" if told.get("freed_bytes") is not None else ""
+    others = (("kept", "kept"), ("gone", "gone before"), ("left", "not looked at"))
+    rest = "".join(f"; {told[part]:,} {words}" for part, words in others if told.get(part))
     yield (f"# Manifest of {harmless.markdown(job_story.title(job))} #{job.number}\n\n{job.node.name}, {job.created_at:%Y-%m-%d %H:%M} UTC"
-           f"{', practice' if job.practice else ''}: {harmless.markdown(told.get('words') or 'nothing')} deleted{freed}.\n\n"
+           f"{', PRACTICE' if job.practice else ''}: {harmless.markdown(told.get('words') or 'nothing')} deleted{freed}{rest}.\n\n"
            "| Result | Path | Kind | Size | Freed | Age | Owner | Why it was a leftover | Why it stayed |\n"
            "| --- | --- | --- | ---: | ---: | ---: | --- | --- | --- |\n")
     for entry in entries(job):

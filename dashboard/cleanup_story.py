@@ -36,7 +36,7 @@ OLDER = {"3600": "an hour", "86400": "a day", "604800": "7 days", "1209600": "14
 ORDERS = {"size": ("size_bytes", "Size"), "age": ("newest", "Age"), "path": ("path", "Path"), "owner": ("owner", "Owner")}
 FALLING = ("size", "age")  # the first click orders from the largest, and from the oldest
 USUAL = "-size"
-RESULTS = {"deleted": ("done", "Deleted"), "partly": ("partial", "Partly"), "kept": ("skipped", "Kept"), "gone": ("skipped", "Was gone")}
+RESULTS = {"deleted": ("done", "Deleted"), "partly": ("partial", "Partly"), "kept": ("partial", "Kept"), "gone": ("skipped", "Was gone")}
 
 
 # ---- what is shown: filters, order, open kinds ----
@@ -208,7 +208,8 @@ def _row(artifact: ScannedArtifact, kind: Mapping[str, Any], now: datetime, chec
     return {
         "artifact": artifact, "folder": folder, "name": name, "age": age_words((now - artifact.newest).total_seconds()),
         "holders": [_holder(one) for one in holders[:1]],
-        "more_holders": len(holders) - 1 if len(holders) > 1 else 0, "all_holders": ", ".join(_holder(one) for one in holders),
+        "more_holders": len(holders) - 1, "not_all_holders": len(holders) == HOLDERS_SHOWN,  # a node tells no more of them, there may be
+        "all_holders": ", ".join(_holder(one) for one in holders),
         "nobody": "nobody" if checked else "nobody seen", "why": said, "kept": artifact.state == KEPT, "can": can_choose(artifact),
         "result": RESULTS.get(artifact.result), "disk": _disk_of(artifact.path, disks),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from django.db.models import Count, Sum
+from django.db.models import Case, Count, IntegerField, Sum, Value, When
 
 from dashboard import from_a_node
 from dashboard.from_a_node import whole
@@ -45,10 +45,10 @@ def purged(found: Job) -> dict[str, Any] | None:
     """What a purge, or the purge of a redeploy, came to; None if it told nothing.
 
     `deleted` (artifacts), `files`, `freed_bytes`, `kept`, `gone` (they were not there any more), `left` (chosen, but not looked at before it was
-    cancelled), `chosen` (each None: not known), `kinds` [{kind, title, chosen, deleted, kept, freed_bytes, words}], `words` ("35 debug tensors and 3
-    compile caches"), `why_kept` [{why, count, example}], `lines` (how many lines the manifest has here), `cancelled`, `took_s`, `whole` (its result
-    was told: False where the runner died first), `problems` (sentences about the manifest), `old` (told by an earlier version), `paths` and
-    `kept_paths` (of an old one only).
+    cancelled), `chosen` (each None: not known), `kinds` [{kind, title, chosen, deleted, kept, gone, freed_bytes, words}], those that gave back most
+    first, `words` ("35 debug tensors and 3 compile caches"), `why_kept` [{why, count, example}], `lines` (how many lines the manifest has here),
+    `cancelled`, `took_s`, `whole` (its result was told: False where the runner died first), `problems` (sentences about the manifest), `old` (told by
+    an earlier version), `paths` and `kept_paths` (of an old one only).
     """
     raw = told((found.result or {}).get("purge"))
     if _is_old(raw):
@@ -57,11 +57,13 @@ def purged(found: Job) -> dict[str, Any] | None:
         return _from_lines(found)
     deleted, chosen = told(raw.get("deleted")), told(raw.get("chosen"))
     manifest = told(raw.get("manifest"))
-    kinds = [_kind(row) for row in listed(raw.get("kinds"))[:KINDS_MOST]]
+    kinds = _kinds(raw)
     count, stayed, of, seen = whole(deleted.get("count")), whole(told(raw.get("kept")).get("count")), whole(chosen.get("count")), whole(
         manifest.get("entries"))
     results = dict(PurgedArtifact.objects.filter(job=found).order_by().values_list("result").annotate(number=Count("id")))
     lines = sum(results.values())
+    gone = dict(PurgedArtifact.objects.filter(job=found, result="gone").order_by().values_list("kind").annotate(number=Count("id")))
+    kinds = [row | {"gone": gone.get(row["kind"], 0) if lines == seen else None} for row in kinds]
     return {
         "deleted": count, "files": whole(deleted.get("files")), "freed_bytes": whole(raw.get("freed_bytes")), "kept": stayed, "chosen": of,
         "chosen_bytes": whole(chosen.get("size_bytes")), "gone": results.get("gone", 0) if lines == seen else None,
@@ -82,6 +84,11 @@ def _kind(row: dict[str, Any]) -> dict[str, Any]:
     name, one, title = _names(row)
     return {"kind": name, "title": title, "chosen": whole(row.get("chosen")), "deleted": number, "kept": whole(row.get("kept")),
             "freed_bytes": whole(row.get("freed_bytes")), "words": counted(number, one, title)}
+
+
+def _kinds(raw: dict[str, Any]) -> list[dict[str, Any]]:
+    """What gave back most first."""
+    return sorted((_kind(row) for row in listed(raw.get("kinds"))[:KINDS_MOST]), key=lambda row: -(row["freed_bytes"] or 0))
 
 
 def _names(row: dict[str, Any]) -> tuple[str, str, str]:
@@ -115,7 +122,8 @@ def _from_lines(found: Job) -> dict[str, Any] | None:
         known = kind_of_name(name)
         number = total("number", kind=name, results=("deleted",))
         kinds.append({"kind": name, "title": known[1], "chosen": None, "deleted": number, "kept": total("number", kind=name, results=STAYED),
-                      "freed_bytes": total("freed", kind=name), "words": counted(number, *known)})
+                      "gone": total("number", kind=name, results=("gone",)), "freed_bytes": total("freed", kind=name),
+                      "words": counted(number, *known)})
     whys = lines.order_by().exclude(why="").values("why").annotate(number=Count("id")).order_by("-number")[:20]
     return {
         "deleted": total("number", results=("deleted",)), "files": total("deleted"), "freed_bytes": total("freed"),
@@ -136,7 +144,7 @@ def _old(raw: dict[str, Any]) -> dict[str, Any]:
     for name, mine in by_kind.items():
         one, title = kind_of_name(name) if name else ("file", "Files")
         sizes = [whole(row.get("size_bytes")) for row in mine]
-        kinds.append({"kind": name, "title": title, "chosen": None, "deleted": len(mine), "kept": None,
+        kinds.append({"kind": name, "title": title, "chosen": None, "deleted": len(mine), "kept": None, "gone": None,
                       "freed_bytes": sum(size or 0 for size in sizes) if None not in sizes else None, "words": counted(len(mine), one, title)})
     return {
         "deleted": len(rows), "files": len(rows), "freed_bytes": whole(raw.get("freed_bytes")), "kept": len(kept), "chosen": None,
@@ -159,7 +167,7 @@ def summary(found: Job) -> dict[str, Any] | None:
         return None
     return _old(raw) if _is_old(raw) else {
         "deleted": whole(told(raw.get("deleted")).get("count")), "freed_bytes": whole(raw.get("freed_bytes")),
-        "kept": whole(told(raw.get("kept")).get("count")), "words": _sentence(map(_kind, listed(raw.get("kinds"))[:KINDS_MOST]))}
+        "kept": whole(told(raw.get("kept")).get("count")), "words": _sentence(_kinds(raw))}
 
 
 def line(found: Job) -> str:
@@ -177,7 +185,8 @@ def purge_panel(found: Job) -> dict[str, Any] | None:
     done = purged(found)
     if done is None:
         return None
-    stayed = PurgedArtifact.objects.filter(job=found).exclude(result="deleted").order_by("number")
+    last = Case(When(result="gone", then=Value(1)), default=Value(0), output_field=IntegerField())  # what needs a look stands first
+    stayed = PurgedArtifact.objects.filter(job=found).exclude(result="deleted").order_by(last, "number")
     return done | {"stayed": list(stayed[:STAYED_SHOWN]), "stayed_more": max(0, stayed.count() - STAYED_SHOWN),
                    "paths_more": max(0, len(done["paths"]) - LINES_SHOWN), "paths": done["paths"][:LINES_SHOWN]}
 

@@ -139,7 +139,7 @@ async function ask({ kept = false } = {}) {
   localise(place);
   const said = document.querySelector("[data-filter-said]");
   said.hidden = !filtered; said.classList.remove("t-warn"); said.textContent = "only what the filter finds; all that is chosen stays chosen";
-  document.querySelector("[data-of-filter]").hidden = !filtered;
+  for (const words of document.querySelectorAll("[data-of-filter]")) words.hidden = !filtered;
   document.getElementById("clear").hidden = !filtered;
   const address = new URLSearchParams(filters());
   if (sort !== "-size") address.set("sort", sort);

@@ -136,7 +136,8 @@ function progress(data) {
 
 // ---- events ----
 
-const SAID = { "step.started": (d) => `${d.title} started`, "step.finished": (d) => `Step ${d.step} ${d.outcome}`, "job.finished": (d) => `The job ${d.state}` };
+const ENDED = { partial: "is partly done", cancelled: "was cancelled", interrupted: "was interrupted" };
+const SAID = { "step.started": (d) => `${d.title} started`, "step.finished": (d) => `Step ${d.step} ${d.outcome}`, "job.finished": (d) => `The job ${ENDED[d.state] ?? d.state}` };
 stream?.on("job", (event) => {
   if (event.type === "step.log") { if (log && event.data.step === log.step) log.add(event); }
   else if (event.type === "step.progress") progress(event.data);

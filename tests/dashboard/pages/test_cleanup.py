@@ -254,7 +254,7 @@ def test_a_manifest_tells_each_line_what_stayed_first_and_can_be_filtered(visito
     purge = cleanup_data.purge_job(story, job, found, partial=True)
     address = f"/cleanup/manifests/{purge.number}/"
     seen = text(visitor.get(address))
-    assert "Chosen 38 items" in seen and "Kept 3 items" in seen
+    assert "Chosen 38 items" in seen and "Kept 3 items each with its reason; 1 was gone before" in seen
     assert seen.index("Open in python3 (pid 4711)") < seen.index("dbg_layer0_000.pt")
     assert "38 lines" in seen
     assert "1 line found" in text(visitor.get(address, {"result": "gone"}))

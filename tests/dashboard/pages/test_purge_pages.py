@@ -118,12 +118,13 @@ def test_a_purges_page_says_by_kind_what_went_and_why_the_rest_stayed(visitor: C
     scan, found = cleanup_data.scan_job(story)
     job = cleanup_data.purge_job(story, scan, found, partial=True)
     seen = text(visitor.get(f"/jobs/{job.number}/"))
-    assert "Debug tensors 35 32 2 59.6 MB" in seen
+    assert "Kind Chosen Deleted Stayed Was gone Freed" in seen and "Debug tensors 35 32 2 1 59.6 MB" in seen
     assert "dbg_layer32_000.pt Open in python3 (pid 4711) Kept" in seen
     assert "2f81c09aab 1 file is new since the preview: computation_graph.py Partly" in seen
     assert "dbg_layer34_000.pt Was gone" in seen
     assert "25.7 GB of 240 GB free on /srv/roundhouse/practice now" in seen
-    assert job_story.result_line(job).startswith("32 debug tensors and 2 stale compile caches, 4.3\u202fGB freed; 3 stayed")
+    assert seen.index("2f81c09aab 1 file is new") < seen.index("dbg_layer34_000.pt Was gone"), "what needs a look stands first"
+    assert job_story.result_line(job).startswith("2 stale compile caches and 32 debug tensors, 4.3\u202fGB freed; 3 stayed")
 
 
 def test_a_cancelled_purge_says_how_many_were_not_looked_at(visitor: Client, story: factory.Story) -> None:
