@@ -21,6 +21,7 @@ The names, and where the programs write (their own sources say so; kinds.toml na
     nv-cache           the folder that ComputeCache lies in: ~/.nv, or as CUDA_CACHE_PATH says
     rpc                VLLM_RPC_BASE_PATH
     releases           releases/ of a service
+    pip-cache          PIP_CACHE_DIR, else pip in XDG_CACHE_HOME, else ~/.cache/pip
     uv-cache           the cache of the uv that builds releases
 """
 # ruff: noqa: PTH110, PTH111, PTH116, PTH118, PTH119, PTH120
@@ -202,7 +203,7 @@ def default_roots() -> list[str]:
     """`artifact_roots` of a new node: the folders for temporary files, and the caches that this user's servers compile into. Models lie in others."""
     ours = _ours()
     below = ours.variables.get("XDG_CACHE_HOME") or f"{ours.home}/.cache"
-    return [*MADE_FOR_TEMPORARY_FILES, *([f"{below}/vllm", f"{ours.home}/.cache/flashinfer", f"{ours.home}/.triton", f"{ours.home}/.nv"]
+    return [*MADE_FOR_TEMPORARY_FILES, *([f"{below}/vllm", f"{below}/pip", f"{ours.home}/.cache/flashinfer", f"{ours.home}/.triton", f"{ours.home}/.nv"]
                                          if ours.home.startswith("/") else [])]
 
 
@@ -400,6 +401,7 @@ class _Collector:
                 continue
             self.add(path, path, f"named by the kind “{kind.title}”")
 
+        add("pip-cache", given.get("PIP_CACHE_DIR") or (below and f"{below}/pip"), "pip's cache")
 
 _ZONE_WORDS = {"models": "the model folders", "wheelhouse": "the wheelhouse", "environment": "an environment"}
 
@@ -447,8 +449,8 @@ def _ours() -> Surroundings:
     except KeyError:
         home, name = os.environ.get("HOME", ""), ""
     variables = {"HOME": home}
-    for variable in ("XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TRITON_HOME", "FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH", "TMPDIR",
-                     "HF_HOME", "HF_HUB_CACHE"):
+    for variable in ("XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TRITON_HOME", "FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH", "PIP_CACHE_DIR",
+                     "TMPDIR", "HF_HOME", "HF_HUB_CACHE"):
         if value := os.environ.get(variable):
             variables[variable] = value
     return Surroundings(variables=variables, user=name, uid=os.geteuid())

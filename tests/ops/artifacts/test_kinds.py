@@ -69,6 +69,11 @@ def test_a_kind_is_known_by_the_names_that_its_program_gives(place: str, relativ
     assert first(place, relative, unit=unit) == kind
 
 
+def test_a_pip_cache_is_known_and_never_offered() -> None:
+    kind = next(kind for kind in kinds.builtin() if kind.name == "pip-cache")
+    assert not kind.offered and kind.fits("http-v2") and kind.fits("wheels") and not kind.fits("selfcheck") and not kind.fits("x/wheels")
+
+
 def test_only_sockets_are_ipc_sockets() -> None:
     name = "0b8f6c1e-5d0a-4c39-9c55-6b1f1f1a7d02"
     assert first("tmp", name) is None
