@@ -99,5 +99,10 @@ class Entry:
     deleted_files: int = 0
     service: str = ""
 
+    @classmethod
+    def of(cls, artifact: Artifact, reason: str, result: str = "kept", why: str = "", *, freed_bytes: int = 0, deleted_files: int = 0) -> Entry:
+        return cls(artifact.number, artifact.path, artifact.kind, artifact.size_bytes, artifact.files, artifact.mtime_ns, artifact.owner, reason,
+                   result, why, freed_bytes, deleted_files, artifact.service)
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"path": shown(self.path)}

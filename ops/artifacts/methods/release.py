@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,8 @@ def find(kind: Kind, place: Place, *, conditions: Conditions, check: Callable[[]
 def purge(artifact: Artifact, kind: Kind, *, conditions: Conditions, log: Callable[[str], None], check: Callable[[], None]) -> Entry:
     record = next((record for record in conditions.records if record.name == artifact.service), None)
 
-    def entry(result: str, why: str = "", freed: int = 0, files: int = 0) -> Entry:
-        return Entry(number=artifact.number, path=artifact.path, kind=artifact.kind, size_bytes=artifact.size_bytes, files=artifact.files,
-                     mtime_ns=artifact.mtime_ns, owner=artifact.owner, reason=artifact.why or kind.leftover, result=result, why=why,
-                     freed_bytes=freed, deleted_files=files, service=artifact.service)
+    # What is optional tells in `why` what keeping it is worth, which is no reason to delete it
+    entry = partial(Entry.of, artifact, artifact.why if artifact.state == OFFERED else kind.leftover)
 
     if record is None:
         return entry("kept", f"Its service `{artifact.service}` is not known here any more")
@@ -112,7 +111,7 @@ def purge(artifact: Artifact, kind: Kind, *, conditions: Conditions, log: Callab
     except OSError as error:
         return entry("kept", error.strerror or str(error))
     log(f"Removed release {candidate.path.name}, {size.size_bytes:,} bytes")
-    return entry("deleted", freed=size.size_bytes, files=size.files)
+    return entry("deleted", freed_bytes=size.size_bytes, deleted_files=size.files)
 
 
 def _candidates(record: ServiceRecord) -> Iterator[_Candidate]:

@@ -10,6 +10,7 @@ import fcntl
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from ops.artifacts.conditions import Conditions
@@ -55,10 +56,7 @@ def purge(artifact: Artifact, kind: Kind, *, conditions: Conditions, log: Callab
     """What lies in the cache may change between preview and purge: uv decides anew, and only whether it is the same cache is looked at here."""
     cache = Path(artifact.path)
 
-    def entry(result: str, why: str = "", freed: int = 0, files: int = 0) -> Entry:
-        return Entry(number=artifact.number, path=artifact.path, kind=artifact.kind, size_bytes=artifact.size_bytes, files=artifact.files,
-                     mtime_ns=artifact.mtime_ns, owner=artifact.owner, reason=artifact.why or kind.leftover, result=result, why=why,
-                     freed_bytes=freed, deleted_files=files, service=artifact.service)
+    entry = partial(Entry.of, artifact, kind.leftover)
 
     try:
         found = os.lstat(cache)
@@ -79,7 +77,7 @@ def purge(artifact: Artifact, kind: Kind, *, conditions: Conditions, log: Callab
     if not files:
         return entry("kept", "uv found nothing in it that nothing needs")
     log(f"uv pruned {cache}: {freed:,} bytes")
-    return entry("deleted", freed=freed, files=files)
+    return entry("deleted", freed_bytes=freed, deleted_files=files)
 
 
 def _obstacle(cache: Path, conditions: Conditions, check: Callable[[], None]) -> str:

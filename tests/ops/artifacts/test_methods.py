@@ -92,6 +92,7 @@ def test_a_chosen_old_release_goes_whole_and_the_others_stay(record: ServiceReco
     artifact, said = found(OLD, record, of)[seven[1].name], list[str]()
     entry = take(artifact, OLD, of, said)
     assert (entry.result, entry.freed_bytes, entry.deleted_files) == ("deleted", artifact.size_bytes, 3)
+    assert entry.reason == OLD.leftover, "the manifest says why it was a leftover, not what keeping it was worth"
     assert not seven[1].exists()
     assert all(seven[day].exists() for day in range(2, 8))
     assert seven[1].name in said[-1]
