@@ -24,15 +24,16 @@ The names, and where the programs write (their own sources say so; kinds.toml na
     pip-cache          PIP_CACHE_DIR, else pip in XDG_CACHE_HOME, else ~/.cache/pip
     uv-cache           the cache of the uv that builds releases
 """
-# ruff: noqa: PTH110, PTH111, PTH116, PTH118, PTH119, PTH120
+# ruff: noqa: PTH110, PTH111, PTH112, PTH113, PTH116, PTH118, PTH119, PTH120
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import re
 import stat as stat_words
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -55,6 +56,8 @@ NOT_LOOKED = "was not looked into"
 # Folders of the operating system. Of the first nothing is a leftover, of the others not the folder itself.
 _SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/run", "/sbin", "/sys", "/usr")
 _TOP = ("/home", "/lost+found", "/media", "/mnt", "/opt", "/root", "/srv", "/var", "/var/lib", "/var/log", "/var/cache", "/var/spool")
+# Flags of vLLM, and keys in their JSON, that name a folder with weights or a tokenizer (an adapter: name=path, or {"path": ...})
+_MODELS = frozenset({"download-dir", "hf-config-path", "lora-modules", "model", "model-path", "path", "speculative-model", "tokenizer"})
 _CACHES = frozenset({"vllm-cache", "flashinfer-cache", "autotune-cache", "triton-cache", "torch-cache", "nv-cache"})
 
 
@@ -75,14 +78,16 @@ class Place:
 
 @dataclass(slots=True)
 class Never:
-    """Folders that are never entered, by what they are (device and inode) and by where they are (resolved path), with why."""
+    """Folders that are never entered, and files that are never taken, by what they are (device and inode) and by where they are (resolved path), with
+    why."""
 
     identities: dict[tuple[int, int], str] = field(default_factory=dict)
     paths: dict[str, str] = field(default_factory=dict)
+    files: dict[tuple[int, int], str] = field(default_factory=dict)
     only: dict[str, frozenset[str]] = field(default_factory=dict)  # folders of which no other folder than these is entered
 
     def add(self, path: str | Path, why: str) -> None:
-        """A folder that may not be there at the moment: then its path counts alone."""
+        """A folder or file that may not be there at the moment: then its path counts alone."""
         resolved = os.path.realpath(path)
         if resolved == "/":
             return
@@ -91,7 +96,12 @@ class Never:
             state = os.stat(resolved)
         except OSError:
             return
-        self.identities.setdefault((state.st_dev, state.st_ino), why)
+        (self.identities if stat_words.S_ISDIR(state.st_mode) else self.files).setdefault((state.st_dev, state.st_ino), why)
+
+    def takes(self, state: os.stat_result, path: str) -> str | None:
+        """Why the file `path` with this `state` is never taken; None: it may be. (A model can be a single file.)"""
+        why = self.files.get((state.st_dev, state.st_ino)) or self.paths.get(path)
+        return None if why is None else f"It is {why}"
 
     def enters(self, state: os.stat_result, path: str) -> str | None:
         """Why the folder `path` (absolute, reached without links) with this `state` is not entered; None: it may be."""
@@ -112,10 +122,12 @@ class Never:
         while path != below:
             if (why := self.paths.get(path)) is not None:
                 return why
-            above = os.path.dirname(path)
-            if above == path:
+            above, _, name = path.rpartition("/")
+            if name not in self.only.get(above, (name,)):
+                return "a folder of Roundhouse's own"
+            if path == "/":
                 break
-            path = above
+            path = above or "/"
         return None
 
 
@@ -129,7 +141,8 @@ class Places:
 
     `unknown`: services of which it cannot be told which caches they use; any could be theirs. `users`: service -> uid that it runs as, None where
     that is not known. `refused`: folders that somebody named and that can be none of leftovers (a link, the root folder, one that is not there): they
-    are left out, and what is told of the others is not the whole.
+    are left out, and what is told of the others is not the whole. `origins`: path of a place -> where that lies on its file system, whatever it is
+    mounted as: two paths to one folder have the same.
     """
 
     places: list[Place]
@@ -138,15 +151,23 @@ class Places:
     unknown: dict[str, str] = field(default_factory=dict)
     users: dict[str, int | None] = field(default_factory=dict)
     refused: dict[str, OpsError] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
 
     def of(self, kind: Kind) -> list[Place]:
         """The places that a kind is looked for in."""
         return [place for place in self.places if place.name in kind.places]
 
     def services_of(self, kind: Kind, path: str) -> list[str]:
-        """Services that could use what lies at `path` (in a place of that kind), by name; among them all of which that cannot be told."""
-        found = {service for place in self.of(kind) if is_inside(path, place.path) for service in place.services}
-        return sorted(found | set(self.unknown))
+        """Services that could use what lies at `path` (in a place of that kind), by name; among them all of which that cannot be told. A service
+        may know the folder under another path (bound from elsewhere), and have a place of its own within it."""
+        around = [place for place in self.of(kind) if is_inside(path, place.path)]
+        origins = {self.origin(place) + path[len(place.path):] for place in around}
+        around += [place for place in self.of(kind) if any(is_inside(origin, self.origin(place)) for origin in origins)]
+        around += [place for place in self.places if any(is_inside(self.origin(place), origin) for origin in (*origins, path))]
+        return sorted({service for place in around for service in place.services} | set(self.unknown))
+
+    def origin(self, place: Place) -> str:
+        return self.origins.get(place.path, place.path)
 
 
 def is_inside(path: str, folder: str) -> bool:
@@ -186,7 +207,30 @@ def of_node(config: NodeConfig | None, paths: NodePaths | None, records: Sequenc
         places.problems = [text for text in places.problems if NOT_LOOKED not in text]  # of other folders than those that were asked for
         places.problems += [f"A folder that was named {NOT_LOOKED}: {error.what}" for error in refused.values()]
         places.refused = refused
+        places.places = [place for place in places.places if made.outside_of_zones(place.path, place, places.refused)]
+    places.origins = _origins({place.path for place in places.places})
     return places
+
+
+def _origins(paths: Iterable[str], table: str = "/proc/self/mountinfo") -> dict[str, str]:
+    """Where each folder lies on its file system: `device:path`. Empty where the kernel does not say; then only its path tells a folder."""
+    try:
+        lines = Path(table).read_bytes().split(b"\n")[:-1]
+    except OSError:
+        return {}
+    mounted: dict[str, tuple[str, str]] = {}
+    for line in lines:
+        _, _, device, root, point, _ = line.split(b" ", 5)
+        mounted[os.fsdecode(_plain(point))] = device.decode(), os.fsdecode(_plain(root))  # the later one lies on top
+    found = {}
+    for path in paths:
+        at = path
+        while at not in mounted and at != "/":
+            at = os.path.dirname(at)
+        if at in mounted:
+            number, within = mounted[at]
+            found[path] = f"{number}:{within.rstrip('/')}/{path[len(at):].lstrip('/')}".rstrip("/")
+    return found
 
 
 def coredump_folder(core_pattern: str) -> tuple[str, str] | None:
@@ -229,9 +273,10 @@ class _Collector:
         self.users: dict[str, int | None] = {}
         self.refused: dict[str, OpsError] = {}
         self._found: dict[tuple[str, str], tuple[str, list[str]]] = {}
+        self._own: set[tuple[str, str]] = set()
+        self._service_roots: list[str] = []
         self._practice_root = os.path.realpath(config.practice_root) if config is not None and config.practice and config.practice_root else ""
-        self._allowed = None if config is None else [*(os.path.realpath(root) for root in config.artifact_roots),
-                                                     *([self._practice_root] if self._practice_root else [])]
+        self._allowed = None if config is None else [os.path.realpath(root) for root in _roots_of(config)]
         self._told: set[str] = set()
         _zones(self.never, config, paths)
 
@@ -239,13 +284,14 @@ class _Collector:
         everybodys = tuple(self.unknown)
         made = []
         for (name, path), (why, services) in self._found.items():
+            if (name, path) not in self._own and not self._outside(name, path, why):
+                continue
             users = tuple(dict.fromkeys([*services, *(everybodys if name in _CACHES else ())]))
             made.append(Place(name=name, path=path, service=users[0] if len(users) == 1 else "", why=why, services=users))
         return made
 
-    def add(self, name: str, path: str, why: str, services: Iterable[str] = (), *, own: bool = False, below: str = "") -> None:
-        """A place, if a kind wants it, it is there, and it may be looked into. `own`: a service's own folder, which needs no line in node.toml.
-        `below`: a service's folder in which it lies; that this lies in the state folder does not matter then."""
+    def add(self, name: str, path: str, why: str, services: Iterable[str] = (), *, own: bool = False) -> None:
+        """A place, if a kind wants it, it is there, and it may be looked into. `own`: a service's own folder, which needs no line in node.toml."""
         if name not in self.wanted or not path.startswith("/"):
             return
         try:
@@ -263,16 +309,36 @@ class _Collector:
             return
         if not own and not self._may(real, why):
             return
-        if not own and (zone := self.never.covers(real, below=below or self._practice_root)) is not None:
-            self._tell(f"`{shown(real)}` ({why}) {NOT_LOOKED}: it is, or lies in, {zone}")
-            return
+        if own:
+            self._own.add((name, real))
         self._found[name, real] = (why, list(services))
 
+    def _outside(self, name: str, real: str, why: str) -> bool:
+        """Whether it lies in no folder that is never entered; asked when all of these are known: the model of one service may hold a folder of
+        another. That a service's folder with its scratch lies in the state folder does not matter."""
+        below = max((root for root in self._service_roots if name == "scratch" and is_inside(real, root)), key=len, default=self._practice_root)
+        if (zone := self.never.covers(real, below=below)) is None:
+            return True
+        self._tell(f"`{shown(real)}` ({why}) {NOT_LOOKED}: it is, or lies in, {zone}")
+        return False
+
+    def outside_of_zones(self, path: str, place: Place, refused: dict[str, OpsError]) -> bool:
+        """The same of a root that somebody named, which may lie deep in a place; one that does not is told."""
+        if (place.name, path) in self._own or self._outside(place.name, path, place.why):
+            return True
+        refused[path] = Refused(self.problems[-1])
+        return False
+
     def _may(self, real: str, why: str) -> bool:
+        if real in _TOP or real in _SYSTEM:
+            self._tell(f"`{shown(real)}` ({why}) {NOT_LOOKED}: it is a folder of the operating system")
+            return False
+        if _is_home(real):
+            return False
         if self._allowed is None or any(is_inside(real, root) for root in self._allowed):
             return True
-        if not _is_home(real):
-            self._tell(f"`{shown(real)}` ({why}) {NOT_LOOKED}: `artifact_roots` in node.toml does not name it")
+        self._tell(f"`{shown(real)}` ({why}) {NOT_LOOKED}: " + (
+            "a practice node looks into its box alone" if self._practice_root else "`artifact_roots` in node.toml does not name it"))
         return False
 
     def _tell(self, text: str) -> None:
@@ -335,6 +401,7 @@ class _Collector:
 
         add("vllm-cache", given.get("VLLM_CACHE_ROOT") or (below and f"{below}/vllm"), "vLLM's cache")
         add("torch-cache", below and f"{below}/torch", "PyTorch's cache")
+        add("pip-cache", given.get("PIP_CACHE_DIR") or (below and f"{below}/pip"), "pip's cache")
         base = given.get("FLASHINFER_WORKSPACE_BASE")
         add("flashinfer-cache", f"{base}/.cache/flashinfer" if base else in_home(".cache/flashinfer"), "FlashInfer's cache")
         triton = given.get("TRITON_HOME")
@@ -361,10 +428,13 @@ class _Collector:
         root = os.path.realpath(record.root)
         scratch = [os.path.realpath(path) for path in record.artifact_roots]
         inside = {path[len(root) + 1:].partition("/")[0] for path in scratch if is_inside(path, root) and path != root}
+        self._service_roots.append(root)
         self.never.only[root] = frozenset({FLASHINFER_DUMPS, *inside})
         for path in (record.model_path, record.environment):
             if path:
                 self.never.add(path, f"the {'model' if path == record.model_path else 'environment'} of `{record.name}`")
+        for path in _named_in(record.flags):
+            self.never.add(path, f"named by the flags of `{record.name}`")
         for name in ("releases", "shelf", "logs"):
             self.never.add(record.folder / name, f"the {name} of `{record.name}`")
         self.never.add(record.current, f"the environment that `{record.name}` runs from")
@@ -373,7 +443,7 @@ class _Collector:
                 self.refused[named] = BadInput(f"`{shown(named)}` is a link, or reached through one", hint=f"Name the folder itself: {shown(path)}")
                 self._tell(f"`{shown(named)}` (where debug code of `{record.name}` writes) {NOT_LOOKED}: it is a link, or reached through one")
                 continue
-            self.add("scratch", path, f"where debug code of `{record.name}` writes", [record.name], below=root if is_inside(path, root) else "")
+            self.add("scratch", path, f"where debug code of `{record.name}` writes", [record.name])
         self.add("service-folder", root, f"the folder of `{record.name}`", [record.name], own=True)
         if folder := _working_folder(record):
             self.add("service-folder", folder, f"the working directory of `{record.name}`", [record.name])
@@ -386,8 +456,8 @@ class _Collector:
         path = os.path.normpath(path)
         if Path(path).is_symlink():
             return True
-        allowed = (*(self.config.artifact_roots if self.config is not None else ()), self._practice_root)
-        above = max((root for root in map(os.path.normpath, filter(None, allowed)) if is_inside(path, root)), key=len, default="")
+        allowed = _roots_of(self.config) if self.config is not None else []
+        above = max((root for root in map(os.path.normpath, allowed) if is_inside(path, root)), key=len, default="")
         return bool(above) and os.path.realpath(path) != os.path.normpath(os.path.realpath(above) + path[len(above.rstrip("/")):])
 
     def own_kind(self, kind: Kind) -> None:
@@ -401,7 +471,11 @@ class _Collector:
                 continue
             self.add(path, path, f"named by the kind “{kind.title}”")
 
-        add("pip-cache", given.get("PIP_CACHE_DIR") or (below and f"{below}/pip"), "pip's cache")
+
+def _roots_of(config: NodeConfig) -> list[str]:
+    """The folders in which a node may clean up: those that its owner allows; of a practice node its box alone."""
+    return [config.practice_root] if config.practice and config.practice_root else [root for root in config.artifact_roots if root.startswith("/")]
+
 
 _ZONE_WORDS = {"models": "the model folders", "wheelhouse": "the wheelhouse", "environment": "an environment"}
 
@@ -482,6 +556,35 @@ def _working_folder(record: ServiceRecord) -> str:
     return value if value.startswith("/") and os.path.normpath(value) != "/" else ""
 
 
+def _named_in(flags: Sequence[str]) -> Iterator[str]:
+    """Files that a service's flags name, and folders that they name as a model, a tokenizer or an adapter. Others may be for what it writes."""
+    key = ""
+    for flag in flags:
+        value = flag
+        if flag.startswith("--"):
+            key, _, value = flag[2:].partition("=")
+        try:
+            found = list(_texts(key, json.loads(value))) if value[:1] in ("{", "[") else [(key, value), (key, value.partition("=")[2])]
+        except (ValueError, RecursionError):  # no JSON: vLLM will say so itself
+            continue
+        for name, text in found:
+            if text.startswith("/") and "\0" not in text and (
+                    os.path.isfile(text) or (name.rpartition(".")[2].replace("_", "-") in _MODELS and os.path.isdir(text))):
+                yield text
+
+
+def _texts(key: str, value: object) -> Iterator[tuple[str, str]]:
+    """(key, text) of all texts in a value of JSON."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(key, one)
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            yield from _texts(name, one)
+
+
 # Roots that somebody names
 
 
@@ -503,9 +606,8 @@ def check_root(path: str, *, config: NodeConfig | None, paths: NodePaths | None 
     _zones(never, config, paths)
     if (zone := never.covers(root, below=os.path.realpath(practice_root) if practice_root else "")) is not None:
         raise Refused(f"`{told}` is, or lies in, {zone}", why="Nothing is ever deleted there", hint="Name another folder")
-    if config is not None and not any(is_inside(root, os.path.realpath(allowed)) for allowed in (
-            *config.artifact_roots, *([practice_root] if practice_root else ()))):
-        raise Refused(f"This node does not allow to clean up in `{told}`", why=f"Allowed: {', '.join(config.artifact_roots) or 'no folder'}",
+    if config is not None and not any(is_inside(root, os.path.realpath(allowed)) for allowed in _roots_of(config)):
+        raise Refused(f"This node does not allow to clean up in `{told}`", why=f"Allowed: {', '.join(_roots_of(config)) or 'no folder'}",
                       hint=f"The node's owner can add \"{told}\" to `artifact_roots` in node.toml")
 
 

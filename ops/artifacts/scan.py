@@ -366,7 +366,9 @@ class _Scan:
         kind, holders = match.kind, self._holders
         pids = holders.seen(state.st_dev, state.st_ino, path) if holders is not None else []
         told: tuple[str, str] | None
-        if state.st_uid != self._owner and not kind.any_owner:
+        if (why := self._places.never.takes(state, path)) is not None:
+            told = why, why
+        elif state.st_uid != self._owner and not kind.any_owner:
             told = self._of_another(state.st_uid)
         elif state.st_nlink != 1:
             told = f"It has {state.st_nlink:,} names (hard links)", "It has several names (hard links)"
@@ -429,7 +431,10 @@ class _Scan:
         if self._holders is not None and (pids := self._holders.seen(state.st_dev, state.st_ino, path)):
             group.pids.update(pids)
         if group.obstacle is None:
-            if state.st_uid != self._owner and not group.match.kind.any_owner:
+            never = self._places.never
+            if never.files and (why := never.takes(state, path)) is not None:
+                self._hinder(group, f"{why}: {self._inside(group, path)}", why)
+            elif state.st_uid != self._owner and not group.match.kind.any_owner:
                 self._hinder(group, *self._of_another(state.st_uid, "Something in it belongs"))
             elif state.st_nlink != 1 and stat.S_ISREG(state.st_mode):
                 why = "A file in it has several names (hard links)"

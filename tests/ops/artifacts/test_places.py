@@ -10,11 +10,12 @@ import pytest
 
 from ops.agent.config import NodeConfig, NodePaths
 from ops.artifacts import kinds, places
-from ops.artifacts.places import Places
+from ops.artifacts.places import Places, is_inside
 from ops.jobs.errors import BadInput, OpsError, Refused
 from ops.records import ServiceRecord
 from ops.services import unit_files
 from ops.services.preflight.surroundings import Surroundings
+from tests.ops.artifacts.test_purge import in_own_mounts
 
 Look = Callable[[ServiceRecord], Surroundings]
 
@@ -321,3 +322,83 @@ def test_a_new_node_may_clean_up_where_leftovers_are_made_but_not_in_homes_or_mo
     assert str(tmp_path / "cache" / "vllm") in roots
     assert not any(root.endswith((".cache", "huggingface", "/")) for root in roots)
     assert os.path.realpath(os.path.expanduser("~")) not in roots  # noqa: PTH111
+
+
+def test_a_practice_node_reaches_nothing_outside_of_its_box(tmp_path: Path, paths: NodePaths) -> None:
+    box, real = make(tmp_path / "box"), make(tmp_path / "real")
+    (box / "tmp").symlink_to(real)
+    config = NodeConfig(name="practice", practice=True, practice_root=str(box), artifact_roots=[str(tmp_path)])
+    own = kinds.own([{"name": "dumps", "title": "Dumps", "one": "dump", "leftover": "-", "keeping": "-", "places": [str(real)],
+                      "patterns": ["*.dump"], "min_age_s": 3600}])
+    found = places.of_node(config, paths, [record(paths, practice=True, artifact_roots=[str(real)])], kinds=[*kinds.builtin(), *own])
+    assert [place.path for place in found.places if is_inside(place.path, str(real))] == []
+    with pytest.raises(Refused, match="does not allow"):
+        places.check_root(str(real), config=config, paths=paths)
+
+
+@pytest.mark.parametrize("named", ["/", "//", "/home", "/etc", "/var", "/proc/self/root", "/../", "relative", ""])
+def test_variables_that_name_the_system_lead_nowhere(tmp_path: Path, paths: NodePaths, named: str) -> None:
+    everywhere = dict.fromkeys(("VLLM_CACHE_ROOT", "TMPDIR", "TRITON_CACHE_DIR", "VLLM_DEBUG_DUMP_PATH", "CUDA_CACHE_PATH"), named)
+    found = places.of_node(node("/"), paths, [record(paths)], kinds=kinds.builtin(), look=look(started(tmp_path / "home", **everywhere)))
+    assert {place.path for place in found.places} <= {"/tmp", "/var/tmp", "/dev/shm", record(paths).root} | set(paths_of(found, "cores"))
+
+
+def test_what_lies_in_the_model_of_any_service_is_no_place(tmp_path: Path, paths: NodePaths) -> None:
+    """Also where that service comes later, and where somebody names the folder for one scan."""
+    model = tmp_path / "models" / "kimi"
+    make(model / "inner" / "deep")
+    both = [record(paths, "a", model_path="/nonexistent/a"), record(paths, "kimi", model_path=str(model))]
+    config = dataclasses.replace(node(tmp_path), model_roots=[])
+    found = places.of_node(config, paths, both, kinds=kinds.builtin(),
+                           look=look(started(tmp_path, TMPDIR=str(model / "inner")), started(tmp_path)))
+    assert not [place for place in found.places if is_inside(place.path, str(model))]
+    assert f"`{model}/inner` (temporary files, as TMPDIR says of `a`) was not looked into: it is, or lies in, the model of `kimi`" in found.problems
+    root = str(model / "inner" / "deep")
+    found = places.of_node(config, paths, both, kinds=kinds.builtin(), roots=[root], look=look(started(tmp_path), started(tmp_path)))
+    assert found.places == [] and list(found.refused) == [root]
+
+
+def test_a_model_that_is_a_file_and_what_the_flags_name_is_never_taken(tmp_path: Path, paths: NodePaths) -> None:
+    scratch = make(tmp_path / "scratch")
+    model, draft, adapter = scratch / "model.pt", scratch / "draft.pth", make(scratch / "adapter")
+    for path in (model, draft, scratch / "debug.pt", adapter / "a.pt"):
+        path.touch()
+    service = record(paths, model_path=str(model), artifact_roots=[str(scratch)],
+                     flags=["--speculative-config", f'{{"model": "{draft}"}}', "--lora-modules", f"mine={adapter}", "--enforce-eager"])
+    found = places.of_node(node(scratch), paths, [service], kinds=kinds.builtin(), look=look(started(tmp_path / "home")))
+    assert found.never.takes(model.stat(), str(model)) == "It is the model of `kimi`"
+    assert found.never.takes(draft.stat(), "/by/another/path") == "It is named by the flags of `kimi`"
+    assert found.never.enters(adapter.stat(), str(adapter)) is not None
+    assert found.never.takes((scratch / "debug.pt").stat(), str(scratch / "debug.pt")) is None
+
+
+_ALIAS = """
+import subprocess, sys
+from pathlib import Path
+from ops.agent.config import NodePaths
+from ops.artifacts import kinds, places
+from tests.ops.artifacts.test_places import look, node, record, started
+root = Path(sys.argv[1])
+cache, alias = root / "cache" / "triton", root / "alias"
+cache.mkdir(parents=True)
+alias.mkdir()
+subprocess.run(["mount", "--bind", cache.parent, alias], check=True)
+paths = NodePaths(root / "node").make()
+kind = next(kind for kind in kinds.builtin() if kind.name == "triton-cache")
+found = places.of_node(node(root), paths, [record(paths, "kimi"), record(paths, "qwen")], kinds=[kind], look=look(
+    started(root / "home", TRITON_CACHE_DIR=str(cache)), started(root / "home", TRITON_CACHE_DIR=str(alias / "triton"))))
+print([found.services_of(kind, f"{folder}/A") for folder in (cache, alias / "triton")])
+"""
+
+
+def test_a_cache_that_another_service_knows_by_another_path_is_that_ones_too(tmp_path: Path) -> None:
+    assert in_own_mounts(_ALIAS, tmp_path) == "[['kimi', 'qwen'], ['kimi', 'qwen']]\n"
+
+
+def test_a_cache_within_what_would_go_is_its_services_too(tmp_path: Path, paths: NodePaths) -> None:
+    outer = make(tmp_path / "t" / "torchinductor_me")
+    make(outer / "cache")
+    found = places.of_node(node(tmp_path), paths, [record(paths, "a"), record(paths, "b")], kinds=kinds.builtin(), look=look(
+        started(tmp_path / "home", TMPDIR=str(outer.parent)), started(tmp_path / "home", VLLM_CACHE_ROOT=str(outer / "cache"))))
+    inductor = next(kind for kind in kinds.builtin() if kind.name == "inductor-temp")
+    assert found.services_of(inductor, str(outer)) == ["a", "b"]
