@@ -26,7 +26,7 @@ from typing import Any
 
 from ops.agent.config import NodeConfig, NodePaths
 from ops.agent.telemetry import Telemetry
-from ops.jobs import reconcile, runner, streams
+from ops.jobs import reconcile, reserve, runner, streams
 from ops.jobs.envelope import check_job_id
 from ops.jobs.errors import BadInput, OpsError, Refused
 from ops.jobs.events import EventType
@@ -38,6 +38,7 @@ LOOK_S = 1.0  # journals are looked at this often even without a nudge
 BEAT_S = 5.0
 RECONCILE_AGAIN_S = 30.0  # after a reconciler that could not do it
 RECONCILE_S = 5.0  # every 30 s is promised; what a look costs is a line of each open journal
+RESERVE_S = 600.0
 ANNOUNCE_S = 30.0
 READY_S = 15.0  # the first announcement waits this long for GPUs and packages to be read once
 AWAY_S = 1.0  # pause after Redis did not answer
@@ -93,6 +94,8 @@ class Companion:
         """One round; waits up to `LOOK_S` for a nudge at its end."""
         if self._is_due("look", LOOK_S):
             self._find_jobs()
+        if self._is_due("reserve", RESERVE_S):
+            reserve.keep(self.paths.root)
         if self._is_due("reconcile", RECONCILE_S):
             self._reconcile()
         self._collect_reconcilers()

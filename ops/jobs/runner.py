@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from ops.agent.config import REPOSITORY, NodeConfig, NodePaths
-from ops.jobs import claim, commands, marks, pipeline, redact
+from ops.jobs import claim, commands, marks, pipeline, redact, reserve
 from ops.jobs.envelope import Envelope, check_limits
 from ops.jobs.errors import BadInput, Busy, OpsError, Refused
 from ops.jobs.events import EventType, JobState
@@ -169,6 +169,8 @@ def take(paths: NodePaths, envelope: Envelope) -> Running:
     check_limits(envelope, config)
     context = context_for(paths, config, envelope, _silent)
     steps = steps_of(envelope, context)
+    if envelope.type in reserve.JOBS:
+        reserve.let_go_if_full(paths.root)
     claimed = claim.claim(paths, envelope, steps=[step.describe() for step in steps], nudge=Nudge(paths.nudge_socket),
                           secrets=secrets_of(paths, envelope, context.service))
     cancel = CancelFlag(claimed.folder, said=lambda by: claimed.journal(EventType.JOB_CANCELLING, {"by": by}))
@@ -211,6 +213,8 @@ def carry_out(running: Running) -> Outcome:
         told = OpsError(f"{type(error).__name__} in the job's runner: {error}", kind="bug", why=traceback.format_exc(limit=5))
         outcome = Outcome(state=JobState.FAILED, reason=told.what, reason_kind="bug", rollback=_undo_begun(running), error=told.as_dict())
     finish(running.claimed, context.paths, outcome, duration_s=time.monotonic() - began, downtime_s=running.downtime_s)
+    if running.claimed.envelope.type in reserve.JOBS:
+        reserve.keep(context.paths.root)
     return outcome
 
 
