@@ -302,11 +302,13 @@ _ORDER: dict[str, Callable[[Artifact], Any]] = {
 
 def _print_artifacts(listed: Sequence[Artifact], known: Mapping[str, Kind]) -> None:
     """A line for each, and a second one that says why where that is not what the table says of its kind."""
-    heads = ["number", "kind", "state", "files", "size", "age", "owner"]
+    heads = ["number", "kind", "state", "files", "size", "age", "owner", "service"]
     cells = [_cells(artifact) for artifact in listed]
+    if not any(row[-1] for row in cells):  # none is known to come from one
+        heads, cells = heads[:-1], [row[:-1] for row in cells]
     widths = [max(len(row[i]) for row in [heads, *cells]) for i in range(len(heads))]
     for row, artifact in zip([heads, *cells], [None, *listed], strict=True):
-        aligned = [cell.ljust(width) if i in (1, 2, 6) else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        aligned = [cell.ljust(width) if i in (1, 2, 6, 7) else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
         print("  ".join([*aligned, "path" if artifact is None else shown(artifact.path)]))
         if artifact is not None and artifact.why not in ("", known[artifact.kind].leftover, known[artifact.kind].keeping):
             print(f"{'':>{widths[0]}}  {artifact.state}: {shown(artifact.why)}")
@@ -314,7 +316,7 @@ def _print_artifacts(listed: Sequence[Artifact], known: Mapping[str, Kind]) -> N
 
 def _cells(artifact: Artifact) -> list[str]:
     return [str(artifact.number), artifact.kind, artifact.state, f"{artifact.files:,}", size(artifact.size_bytes), _age(artifact.mtime_ns),
-            shown(artifact.owner)]
+            shown(artifact.owner), shown(artifact.service)]
 
 
 # ---- purge ----
@@ -334,13 +336,19 @@ def purge(arguments: argparse.Namespace) -> int:
             return 1
         config = targets.config_if_any()
         told, kept_at, state = _purge_job(arguments, preview, choice) if config is not None else _purge_here(arguments, preview, choice)
+    problem = None
     if manifest is not None:
-        _export(kept_at, manifest)
-        told = {**told, "manifest": {**told["manifest"], "path": shown(str(manifest))}}
+        try:
+            _export(kept_at, manifest)
+            told = {**told, "manifest": {**told["manifest"], "path": shown(str(manifest))}}
+        except OpsError as error:
+            problem = error
     if arguments.json:
         print_json({**told, "state": state})
     else:
         _print_purge(told)
+    if problem is not None:
+        raise problem  # after what was deleted was told: files are gone all the same
     return INTERRUPTED if told["cancelled"] else int(state != JobState.SUCCEEDED)
 
 
@@ -541,14 +549,15 @@ def _export(kept_at: Path, wanted: Path) -> None:
     """The manifest once more, as CSV or JSON."""
     from ops.artifacts import manifest
 
-    with manifest.Manifest(kept_at) as kept, _created(wanted) as file:
+    with manifest.Manifest(kept_at) as kept:
         head = {"node": kept.node, "at": kept.at, "scan": kept.scan, "digest": kept.digest, "result": kept.result}
         pieces = manifest.to_csv(kept.entries(), at=kept.at) if wanted.suffix.lower() == ".csv" else manifest.to_json(
             kept.entries(), at=kept.at, head=head)
         try:
-            file.writelines(pieces)
-            file.flush()
+            with _created(wanted) as file:  # its end writes as well: what a full disk refuses is told here
+                file.writelines(pieces)
         except OSError as error:
+            wanted.unlink(missing_ok=True)  # a half one would pass for the whole
             raise OpsError(f"`{shown(str(wanted))}` cannot be written", why=error.strerror or str(error),
                            hint=f"The manifest is whole in {shown(str(kept_at))}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ops.artifacts import kinds
+from ops.artifacts import kinds, manifest
 from ops.artifacts import purge as purging
 from ops.command_line import artifacts
 from ops.command_line.main import main
@@ -239,6 +240,21 @@ def test_without_leaves_one_of_a_kind_and_a_manifest_stays_beside_the_preview(ma
     assert len(beside) == 1 and beside[0].stat().st_mode & 0o777 == 0o600
 
 
+def test_a_manifest_file_that_a_full_disk_refuses_hides_nothing_of_what_was_deleted(machine: Machine, tmp_path: Path,
+                                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> Iterator[str]:
+        yield "number,path\n"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    machine.scan()
+    monkeypatch.setattr(manifest, "to_csv", refused)
+    said = machine.purge("--kind", "tmp-tensor", "--manifest", str(tmp_path / "m.csv"))
+    assert said.code == 1 and "3 of 3 artifacts deleted" in said.out and "No space left on device" in said.err
+    whole = re.search(r"Manifest: (\S+)", said.out)
+    assert whole is not None and Path(whole[1]).stat().st_size and f"The manifest is whole in {whole[1]}" in said.err
+    assert not (tmp_path / "m.csv").exists(), "a half one would pass for the whole"
+
+
 def test_a_purge_is_only_made_of_a_preview_that_a_scan_wrote(machine: Machine, tmp_path: Path) -> None:
     machine.scan()
     before, whole = machine.left, machine.preview.read_bytes()
@@ -308,6 +324,7 @@ def test_on_a_node_a_scan_and_a_purge_are_jobs_with_their_locks(practice: Box, t
     assert found["kinds"][0]["offered"]["count"] == 35 and practice.types(found["job"])[-1] == "job.finished"
     unasked = practice.json("artifacts", "scan", "--kind", "debug-tensor", "--no-open-check", "--out", f"{preview}2")
     assert unasked["open_checked"] is False and any("not looked at which files are open" in problem for problem in unasked["problems"])
+    assert re.search(rf" root +{practice.record.name} +{tmp}/", ops("artifacts", "show", str(preview)).stdout)
     choice = ("--all-offered",)
     lock = f"service:{practice.record.name}"
     held = claim.lock_all(practice.paths, [lock])
