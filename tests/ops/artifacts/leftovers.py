@@ -36,7 +36,7 @@ class Leftovers:
     kinds: Sequence[Kind] = KINDS
     never: Never = field(default_factory=Never)
     service: str = ""
-    proc: str = "/proc"  # where is looked who has what open
+    proc: str = ""  # where is looked who has what open; "": at this process and those that it started, not at all of a busy machine
     told: list[Entry] = field(default_factory=list)
     purges: int = 0
 
@@ -50,7 +50,18 @@ class Leftovers:
 
     @property
     def conditions(self) -> Conditions:
-        return Conditions(None, None, [], Holders(proc=self.proc), places=self.places)
+        return Conditions(None, None, [], Holders(proc=self.proc or self._processes()), places=self.places)
+
+    def _processes(self) -> str:
+        """A /proc of the test's own processes as they are now."""
+        folder, pids = self.folder / "proc", {os.getpid()}
+        for task in Path("/proc/self/task").iterdir():
+            pids |= set(map(int, (task / "children").read_text().split()))
+        folder.mkdir(exist_ok=True)
+        for pid in pids:
+            if not (link := folder / str(pid)).is_symlink():
+                link.symlink_to(f"/proc/{pid}")
+        return str(folder)
 
     @property
     def manifest(self) -> Path:
