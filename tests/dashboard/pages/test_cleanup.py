@@ -94,6 +94,7 @@ def test_rows_are_ordered_and_filtered_by_the_server(visitor: Client, scanned: t
     by_path = text(visitor.get(ROWS, {"sort": "path", "q": "dbg_layer1"}))
     assert "11 of 35 files" in by_path
     assert by_path.index("dbg_layer10_000.pt") < by_path.index("dbg_layer11_000.pt")
+    assert "dbg_layer10_000.pt of kimi-k25" in by_path  # which service it came from
     assert "Stale compile caches" not in by_path
     assert "psm_3fa81c02" in text(visitor.get(ROWS, {"state": "kept", "kind": "shm-segment"}))
     old = visitor.get(ROWS, {"older": "1209600", "larger": "1000000000", "numbers": "1"}).json()["kinds"]
@@ -255,7 +256,7 @@ def test_a_manifest_tells_each_line_what_stayed_first_and_can_be_filtered(visito
     address = f"/cleanup/manifests/{purge.number}/"
     seen = text(visitor.get(address))
     assert "Chosen 38 items" in seen and "Kept 3 items each with its reason; 1 was gone before" in seen
-    assert seen.index("Open in python3 (pid 4711)") < seen.index("dbg_layer0_000.pt")
+    assert seen.index("Open in python3 (pid 4711)") < seen.index("dbg_layer0_000.pt of kimi-k25")
     assert "38 lines" in seen
     assert "1 line found" in text(visitor.get(address, {"result": "gone"}))
     assert "3 lines found" in text(visitor.get(address, {"kind": "compile-cache"}))
