@@ -251,11 +251,12 @@ def _reset_box(context: Context) -> str:
     from pathlib import Path
 
     from ops.jobs.errors import Refused
-    from ops.practice import box
+    from ops.practice import box, leftovers
 
     if not context.config.practice or not context.the_service.practice:
         raise Refused(f"Node `{context.config.name}` is no practice node", hint="Only the practice box can be reset")
     box.reset(context.paths, Path(context.config.practice_root))
+    leftovers.settle(Path(context.config.practice_root))
     return "as on the first day: dev313, four patched files, 35 debug tensors"
 
 

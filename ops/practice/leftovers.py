@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 COUNT = 35
+SETTLED_S = 2.5  # more than ops/artifacts/conditions.py allows for clocks that differ
 TOTAL_BYTES = 65_000_000
 _PARTS = ("in", "attn", "mlp", "router", "logits")
 _LAYERS = (0, 1, 2, 15, 30, 59, 60)
@@ -114,3 +115,10 @@ def _socket(folder: Path, name: str, at: float) -> None:
     finally:
         os.close(descriptor)
     os.utime(path, (at, at))
+
+
+def settle(root: Path) -> None:
+    """Waits, for some seconds at most, until what lies in `root`/shm is surely older than a service that starts now. If it were not by more than what
+    the clocks of files and processes may differ, it would count as made by that service, and stay."""
+    made = max((path.lstat().st_ctime for path in (root / "shm").iterdir()), default=0.0)
+    time.sleep(min(SETTLED_S, max(0.0, made + SETTLED_S - time.time())))
