@@ -330,7 +330,7 @@ def _disk(raw: Mapping[str, Any]) -> dict[str, Any]:
     made |= {f"{name}_bytes": _whole(raw.get(f"{name}_bytes")) for name in ("total", "used", "free")}
     inodes, left = _whole(raw.get("inodes")), _whole(raw.get("inodes_free"))
     of_inodes = (inodes - left) / inodes if inodes and left is not None and left <= inodes else None
-    made["inodes_share"] = of_inodes if of_inodes is not None and of_inodes > 0.01 else None  # told where it may matter
+    made["inodes_share"], made["inodes_full"] = of_inodes, of_inodes is not None and of_inodes > 0.9
     used, free = made["used_bytes"], made["free_bytes"]
     # as df has it: of what users may fill, for what a file system keeps for root is neither in use nor free
     made["usable_bytes"] = used + free if used is not None and free is not None else made["total_bytes"]

@@ -216,7 +216,8 @@ def _print_scan(told: Mapping[str, Any]) -> None:
         print("largest folders: " + ", ".join(f"{shown(one['path'])} {size(one['size_bytes'])}" for one in largest))
     for gauge in told["gauges"]:
         if gauge["free_bytes"] is not None and gauge["total_bytes"]:
-            print(f"{shown(gauge['path'])} ({shown(gauge['what'])}): {size(gauge['free_bytes'])} of {size(gauge['total_bytes'])} free")
+            inodes = f", {gauge['inodes_free']:,} of {gauge['inodes']:,} inodes" if gauge["inodes"] and gauge["inodes_free"] is not None else ""
+            print(f"{shown(gauge['path'])} ({shown(gauge['what'])}): {size(gauge['free_bytes'])} of {size(gauge['total_bytes'])}{inodes} free")
     for problem in told["problems"]:
         print(f"note: {shown(problem)}")
     if rows:

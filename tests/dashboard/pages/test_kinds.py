@@ -168,6 +168,13 @@ def test_a_scan_of_a_part_does_not_stand_for_the_node(story: Story) -> None:
     assert cleanup_rows.newest_scans([story.the_node])[story.the_node.pk].job == part
 
 
+def test_a_disk_that_runs_out_of_inodes_is_told_everywhere_and_one_with_many_left_too(member: Client, story: Story) -> None:
+    disk = {"path": "/data", "what": "disk", "total_bytes": 10**12, "used_bytes": 10**11, "free_bytes": 9 * 10**11, "inodes": 1000}
+    for left, words in ((20, "98 % of its inodes"), (995, "0.5 % of its inodes")):
+        Node.objects.filter(pk=story.the_node.pk).update(telemetry={**story.the_node.telemetry, "disks": [disk | {"inodes_free": left}]})
+        assert all(words in member.get(path).content.decode() for path in ("/nodes/practice/", "/cleanup/", *(["/"] if left == 20 else [])))
+
+
 def test_disks_are_shown_with_what_is_free_and_a_node_that_tells_nonsense_breaks_nothing(member: Client, story: Story) -> None:
     assert "21.4 GB free" in back(member, "/") and "of its inodes" in back(member, "/nodes/practice/")
     lies: list[Any] = [None, 7, "x", {}, [None, 3, {}, {"path": 3}], [{"path": "<b>/x</b>", "what": 3, "total_bytes": "1", "used_bytes": -5,
