@@ -130,6 +130,14 @@ def age(seconds: float) -> str:
 NEVER_BESIDE = ("config.json", "pyvenv.cfg", "model.safetensors.index.json", "tokenizer.json", "refs", "blobs", "snapshots")
 
 
+def shape(descriptor: int) -> str | None:
+    """Why an open folder is never entered, by what lies in it; None if it may be."""
+    for name in NEVER_BESIDE:
+        if os.access(name, os.F_OK, dir_fd=descriptor, follow_symlinks=False):
+            return f"It holds `{name}`, so it is a model, an environment or a hub cache"
+    return None
+
+
 @cache
 def builtin() -> tuple[Kind, ...]:
     """The built-in kinds, in the order of kinds.toml: where two fit one file, the first is its kind. Raises BadInput for a broken kinds.toml."""

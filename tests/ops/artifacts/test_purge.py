@@ -19,7 +19,7 @@ from ops.artifacts import purge as purging
 from ops.artifacts.found import Artifact, Choice, Entry
 from ops.artifacts.places import Place, Places
 from ops.artifacts.preview import Header, Preview, PreviewWriter, Row
-from ops.jobs.errors import BadInput, Cancelled
+from ops.jobs.errors import BadInput, Cancelled, Timeout
 from tests.ops.artifacts.leftovers import ALL, CACHE, SOCKET, TENSOR, Leftovers
 
 
@@ -587,6 +587,23 @@ def test_a_killed_purge_leaves_a_manifest_that_tells_all_that_went(tmp_path: Pat
     before = {str(path) for path in box.root.rglob("*.pt")}
     code = """
 import os, sys
+def test_a_purge_that_runs_out_of_time_within_a_folder_tells_what_went_of_it(cached: Leftovers, monkeypatch: pytest.MonkeyPatch):
+    cached.scan()
+    unlinked: list[str] = []
+    unlink = os.unlink
+    monkeypatch.setattr(purging.os, "unlink", lambda name, *, dir_fd: unlinked.append(name) or unlink(name, dir_fd=dir_fd))
+    monkeypatch.setattr(purging, "CHECKED_EVERY_S", -1.0)
+
+    def late() -> None:
+        if len(unlinked) == 2:
+            raise Timeout("The step did not end before its deadline")
+
+    with pytest.raises(Timeout):
+        cached.purge(check=late)
+    [entry] = manifests.read(cached.manifest)
+    assert (entry.result, entry.deleted_files) == ("partly", 2) and "did not end before its deadline" in entry.why
+
+
 from pathlib import Path
 from ops.artifacts import purge
 from tests.ops.artifacts.leftovers import Leftovers
