@@ -31,6 +31,7 @@ _TYPES = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFSOCK: SOCKET, stat.
 _LONGEST_LINE = 8 << 20
 _BLOCK = 1 << 18
 _WHYS_MOST = 10_000  # reasons that are written once and named by number, not with each artifact
+_LATEST = 2e11  # seconds since the epoch: some year that a calendar still has
 _AGAIN = "Scan again: a purge takes only what a scan wrote"
 
 
@@ -50,11 +51,13 @@ class Row(NamedTuple):
     length: int
     size_bytes: int
     uid: int
+    ctime_ns: int = 0  # of the last change of anything, which nobody can put back: a new file can have the number and the times of an old one
 
     @classmethod
     def of(cls, path: str, state: os.stat_result, size_bytes: int | None = None) -> Self:
         size = state.st_blocks * 512 if size_bytes is None else size_bytes
-        return cls(path, type_of(state.st_mode), state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size, size, state.st_uid)
+        return cls(path, type_of(state.st_mode), state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size, size, state.st_uid,
+                   state.st_ctime_ns)
 
 
 def type_of(mode: int) -> str:
@@ -111,8 +114,8 @@ class PreviewWriter:
         self.count += 1
         if row is None:
             own = "null"
-        elif row[2:] == (artifact.device, artifact.inode, artifact.mtime_ns, row.length, artifact.size_bytes, artifact.uid):
-            own = f'["{row.type}",{row.length}]'
+        elif row[2:8] == (artifact.device, artifact.inode, artifact.mtime_ns, row.length, artifact.size_bytes, artifact.uid):
+            own = f'["{row.type}",{row.length},{row.ctime_ns}]'
         else:
             raise ValueError(f"artifact {artifact.number} and its row are not the same file")
         if (why := self._whys.get(artifact.why)) is None:
@@ -130,7 +133,8 @@ class PreviewWriter:
     def add_row(self, row: Row) -> None:
         self._rows += 1
         self._all_rows += 1
-        self._line(f'["entry",{quoted(row.path)},"{row.type}",{row.device},{row.inode},{row.mtime_ns},{row.length},{row.size_bytes},{row.uid}]')
+        self._line(f'["entry",{quoted(row.path)},"{row.type}",{row.device},{row.inode},{row.mtime_ns},{row.length},{row.size_bytes},{row.uid},'
+                   f"{row.ctime_ns}]")
 
     def finish(self, summary: dict[str, Any]) -> str:
         """Puts the preview in its place; gives its digest (SHA-256, hexadecimal)."""
@@ -256,6 +260,11 @@ class Preview:
             elif line.startswith(b'{"summary"'):
                 return
 
+    def check_summary(self) -> None:
+        """Raises BadInput if the summary has not what people are shown of it: somebody made this preview by hand."""
+        if not _is_summary(self.summary):
+            raise self._no_preview("its summary has the wrong form")
+
     def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
@@ -305,7 +314,9 @@ class Preview:
         _, line = next(self._lines(0))
         raw = self._parsed(line, dict)
         try:
-            return Header(node=str(raw["node"]), at=float(raw["at"]), roots=[str(root) for root in raw["roots"]],
+            if not 0 <= (at := float(raw["at"])) < _LATEST:
+                raise ValueError("time")
+            return Header(node=str(raw["node"]), at=at, roots=[str(root) for root in raw["roots"]],
                           kinds=[Kind.from_dict(kind) for kind in raw["kinds"]], boot_id=str(raw["boot_id"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise self._no_preview(f"its header has no {error}") from error
@@ -330,8 +341,8 @@ class Preview:
         artifact = Artifact(number, kind, unit, path, size_bytes, files, mtime_ns, uid, owner, device, inode, state, why, open_by, service)
         if own is None:
             return artifact, rows, None
-        form, length = self._of(own, str, int)
-        return artifact, rows, Row("", form, device, inode, mtime_ns, length, size_bytes, uid)
+        form, length, ctime_ns = self._of(own, str, int, int)
+        return artifact, rows, Row("", form, device, inode, mtime_ns, length, size_bytes, uid, ctime_ns)
 
     def _of(self, raw: list[Any], *forms: type) -> list[Any]:
         """The values of a line, if they have these forms."""
@@ -343,8 +354,27 @@ class Preview:
         return BadInput(f"`{self.path}` is no preview of a scan", why=f"{why[:1].upper()}{why[1:]}", hint=_AGAIN)
 
 
+def _is_summary(found: Any) -> bool:
+    """Whether it has what is shown of it (ops/artifacts/scan.py ScanResult)."""
+    if not isinstance(found, dict) or not isinstance(found.get("kinds"), list) or not _texts(found.get("problems")):
+        return False
+    return all(isinstance(kind, dict) and all(isinstance(kind.get(name), str) for name in ("kind", "title", "one", "leftover", "keeping"))
+               and all(_is_sum(kind.get(state)) for state in (OFFERED, OPTIONAL, KEPT)) and isinstance(kind.get("why_kept"), list)
+               and all(isinstance(row, dict) and isinstance(row.get("why"), str) and type(row.get("count")) is int for row in kind["why_kept"])
+               for kind in found["kinds"])
+
+
+def _is_sum(found: Any) -> bool:
+    return isinstance(found, dict) and all(type(found.get(name)) is int for name in ("count", "files", "size_bytes")) and all(
+        found.get(name) is None or (type(found[name]) is int and abs(found[name]) < _LATEST * 1e9) for name in ("oldest_ns", "newest_ns"))
+
+
+def _texts(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(one, str) for one in found)
+
+
 def _row(raw: Any) -> Row:
-    if isinstance(raw, list) and len(raw) == 8 and all(type(value) is str for value in raw[:2]) and all(type(value) is int for value in raw[2:]):
+    if isinstance(raw, list) and len(raw) == 9 and all(type(value) is str for value in raw[:2]) and all(type(value) is int for value in raw[2:]):
         row = Row(*raw)
         if row.path == "" or (os.path.normpath(row.path) == row.path and "\0" not in row.path and row.path.split("/")[0] not in ("", "..", ".")):
             return row

@@ -266,6 +266,7 @@ def show(arguments: argparse.Namespace) -> int:
     if arguments.limit < 0:
         raise WrongArguments(f"--limit {arguments.limit} cannot be", hint="Give 0 to list all")
     with Preview.open(arguments.preview) as preview:
+        preview.check_summary()
         _known_in(preview, arguments.kind)
         fitting = 0
 
@@ -329,6 +330,7 @@ def purge(arguments: argparse.Namespace) -> int:
 
     manifest = _new_file(arguments.manifest, "--manifest") if arguments.manifest else None
     with Preview.open(arguments.preview) as preview:
+        preview.check_summary()
         choice = _choice(arguments, preview)
         if arguments.dry_run:
             return _dry_run(arguments, preview, choice)

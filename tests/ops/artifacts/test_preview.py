@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def artifact(number: int, path: str = "/data/a.dump", *, unit: str = "file", sta
 
 
 def row(path: str = "", kind: str = "file") -> Row:
-    return Row(path, kind, 7, 8, 1_700_000_000_123_456_789, 11, 4096, 1000)
+    return Row(path, kind, 7, 8, 1_700_000_000_123_456_789, 11, 4096, 1000, 1_700_000_001_000_000_000)
 
 
 @pytest.fixture
@@ -139,3 +140,21 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OpsError, match="cannot be written") as told, PreviewWriter(tmp_path / "p.jsonl", Header.now("n1", [], [KIND])) as writer:
         writer.finish({})
     assert told.value.why == "No space left on device" and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("summary", [{}, {"kinds": None, "problems": []}, {"kinds": [[]], "problems": []}, {"kinds": [], "problems": [7]},
+                                     {"kinds": [{"kind": "dump"}], "problems": []}], ids=range(5))
+def test_a_summary_that_somebody_made_is_told_before_it_is_shown(tmp_path: Path, summary: dict[str, object]):
+    with PreviewWriter(tmp_path / "p", Header.now("n1", [], [KIND])) as writer:
+        writer.finish(summary)
+    with Preview.open(tmp_path / "p") as preview, pytest.raises(BadInput, match="is no preview"):
+        preview.check_summary()
+
+
+@pytest.mark.parametrize("at", ["1e400", "NaN", "-1", "1e30"])
+def test_a_time_that_no_calendar_has_is_refused(tmp_path: Path, at: str):
+    with PreviewWriter(tmp_path / "p", Header.now("n1", [], [KIND])) as writer:
+        writer._lines[0] = re.sub(rb'"at": [0-9.]+', f'"at": {at}'.encode(), writer._lines[0])
+        writer.finish({})
+    with pytest.raises(BadInput, match="is no preview"):
+        Preview.open(tmp_path / "p")
