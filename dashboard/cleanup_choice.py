@@ -66,12 +66,12 @@ def services(scan: ArtifactScan, choice: Choice) -> list[str]:
     without, found = set(choice.without), set()
     for name in dict.fromkeys(choice.kinds):
         of_kind = scan.artifacts.filter(kind=name).exclude(state=KEPT)
-        named = {row.service for row in of_kind.exclude(service="").only("number", "service") if row.number not in without}
+        named = dict(of_kind.exclude(service="").values_list("number", "service"))
         of = known.get(name, {})
         everything = sum(of.get(state, {}).get("count", 0) for state in (OFFERED, OPTIONAL))
-        if named and everything > of_kind.count():
-            named |= set(scan.node.services.values_list("name", flat=True))
-        found |= named
+        if named and everything > of_kind.count():  # also where all that is listed is left out
+            found |= set(scan.node.services.values_list("name", flat=True))
+        found |= {service for number, service in named.items() if number not in without}
     found |= {row.service for row in _rows(scan, set(choice.numbers) - without) if row.service and row.state != KEPT}
     return sorted(found)[:SERVICES_MOST]
 

@@ -282,6 +282,8 @@ def test_a_kind_that_is_not_wholly_listed_may_belong_to_any_service_of_the_node(
     story.the_service.name = "glm-5"
     story.the_service.save()
     assert cleanup_choice.services(scan, Choice(kinds=["function-trace"])) == ["glm-5", "kimi-k25"]
+    listed = list(scan.artifacts.filter(kind="function-trace").values_list("number", flat=True))
+    assert cleanup_choice.services(scan, Choice(kinds=["function-trace"], without=listed)) == ["glm-5", "kimi-k25"]
     assert cleanup_choice.services(scan, Choice(kinds=["debug-tensor"])) == ["kimi-k25"]
     assert cleanup_choice.services(scan, Choice(kinds=["ipc-socket", "nccl-dump"])) == []
 
