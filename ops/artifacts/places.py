@@ -12,7 +12,7 @@ The names, and where the programs write (their own sources say so; kinds.toml na
     cores              the folder of kernel.core_pattern; systemd-coredump's or apport's, if the kernel hands core dumps to it
     gpu-cores          the folder of CUDA_COREDUMP_FILE
     vllm-cache         VLLM_CACHE_ROOT, else vllm in XDG_CACHE_HOME, else ~/.cache/vllm
-    vllm-dump          VLLM_DEBUG_DUMP_PATH
+    vllm-dump          VLLM_DEBUG_DUMP_PATH; debug_dump_path of the compilation config in a service's flags
     flashinfer-cache   .cache/flashinfer in FLASHINFER_WORKSPACE_BASE, else in HOME
     flashinfer-dump    FLASHINFER_DUMP_DIR
     autotune-cache     VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR
@@ -57,6 +57,7 @@ NOT_LOOKED = "was not looked into"
 _SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/run", "/sbin", "/sys", "/usr")
 _TOP = ("/home", "/lost+found", "/media", "/mnt", "/opt", "/root", "/srv", "/var", "/var/lib", "/var/log", "/var/cache", "/var/spool")
 # Flags of vLLM, and keys in their JSON, that name a folder with weights or a tokenizer (an adapter: name=path, or {"path": ...})
+DEBUG_DUMPS = "debug_dump_path"  # of a compilation config: vLLM writes there
 _MODELS = frozenset({"download-dir", "hf-config-path", "lora-modules", "model", "model-path", "path", "speculative-model", "tokenizer"})
 _CACHES = frozenset({"vllm-cache", "flashinfer-cache", "autotune-cache", "triton-cache", "torch-cache", "nv-cache"})
 
@@ -247,7 +248,8 @@ def default_roots() -> list[str]:
     """`artifact_roots` of a new node: the folders for temporary files, and the caches that this user's servers compile into. Models lie in others."""
     ours = _ours()
     below = ours.variables.get("XDG_CACHE_HOME") or f"{ours.home}/.cache"
-    return [*MADE_FOR_TEMPORARY_FILES, *([f"{below}/vllm", f"{below}/pip", f"{ours.home}/.cache/flashinfer", f"{ours.home}/.triton", f"{ours.home}/.nv"]
+    in_home = [f"{ours.home}/{name}" for name in (".cache/flashinfer", ".triton", ".nv")]
+    return [*MADE_FOR_TEMPORARY_FILES, *([f"{below}/vllm", f"{below}/pip", *in_home]
                                          if ours.home.startswith("/") else [])]
 
 
@@ -444,6 +446,8 @@ class _Collector:
                 self._tell(f"`{shown(named)}` (where debug code of `{record.name}` writes) {NOT_LOOKED}: it is a link, or reached through one")
                 continue
             self.add("scratch", path, f"where debug code of `{record.name}` writes", [record.name])
+        for path in _dumps_of(record.flags):
+            self.add("vllm-dump", path, f"graph dumps, as the flags of `{record.name}` say", [record.name])
         self.add("service-folder", root, f"the folder of `{record.name}`", [record.name], own=True)
         if folder := _working_folder(record):
             self.add("service-folder", folder, f"the working directory of `{record.name}`", [record.name])
@@ -523,8 +527,8 @@ def _ours() -> Surroundings:
     except KeyError:
         home, name = os.environ.get("HOME", ""), ""
     variables = {"HOME": home}
-    for variable in ("XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TRITON_HOME", "FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH", "PIP_CACHE_DIR",
-                     "TMPDIR", "HF_HOME", "HF_HUB_CACHE"):
+    for variable in ("XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TRITON_HOME", "FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH",
+                     "PIP_CACHE_DIR", "TMPDIR", "HF_HOME", "HF_HUB_CACHE"):
         if value := os.environ.get(variable):
             variables[variable] = value
     return Surroundings(variables=variables, user=name, uid=os.geteuid())
@@ -556,21 +560,30 @@ def _working_folder(record: ServiceRecord) -> str:
     return value if value.startswith("/") and os.path.normpath(value) != "/" else ""
 
 
+def _dumps_of(flags: Sequence[str]) -> Iterator[str]:
+    """Folders that flags name for dumps of compilation: `--compilation-config {"debug_dump_path": ...}`, `-O.debug_dump_path=...`."""
+    yield from (text for name, text in _values(flags) if name.rpartition(".")[2].replace("-", "_") == DEBUG_DUMPS)
+
+
 def _named_in(flags: Sequence[str]) -> Iterator[str]:
     """Files that a service's flags name, and folders that they name as a model, a tokenizer or an adapter. Others may be for what it writes."""
+    for name, text in _values(flags):
+        if text.startswith("/") and "\0" not in text and (
+                os.path.isfile(text) or (name.rpartition(".")[2].replace("_", "-") in _MODELS and os.path.isdir(text))):
+            yield text
+
+
+def _values(flags: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(key, text) of all that flags say, with what JSON in them says."""
     key = ""
     for flag in flags:
         value = flag
-        if flag.startswith("--"):
-            key, _, value = flag[2:].partition("=")
+        if flag.startswith(("--", "-O")):
+            key, _, value = flag.lstrip("-").partition("=")
         try:
-            found = list(_texts(key, json.loads(value))) if value[:1] in ("{", "[") else [(key, value), (key, value.partition("=")[2])]
+            yield from _texts(key, json.loads(value)) if value[:1] in ("{", "[") else [(key, value), (key, value.partition("=")[2])]
         except (ValueError, RecursionError):  # no JSON: vLLM will say so itself
             continue
-        for name, text in found:
-            if text.startswith("/") and "\0" not in text and (
-                    os.path.isfile(text) or (name.rpartition(".")[2].replace("_", "-") in _MODELS and os.path.isdir(text))):
-                yield text
 
 
 def _texts(key: str, value: object) -> Iterator[tuple[str, str]]:

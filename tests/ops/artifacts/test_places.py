@@ -95,6 +95,18 @@ def test_variables_say_where_programs_write(tmp_path: Path, paths: NodePaths) ->
     assert {name: paths_of(found, name) for name in wanted} == {name: [str(data / path)] for name, path in wanted.items()}
 
 
+@pytest.mark.parametrize("flags", [
+    ["--compilation-config", '{"level": 3, "debug_dump_path": "DUMPS"}'], ["-O.debug_dump_path=DUMPS"],
+    ["--compilation-config.debug-dump-path", "DUMPS"],
+    ['-O={"debug_dump_path": "DUMPS"}'], ["--compilation-config={", "--compilation_config.debug_dump_path=DUMPS"],
+], ids=["json", "short", "dotted", "short json", "broken before"])
+def test_graph_dumps_are_looked_for_where_a_services_flags_send_them(tmp_path: Path, paths: NodePaths, flags: list[str]) -> None:
+    dumps = make(tmp_path / "dumps")
+    service = record(paths, flags=[flag.replace("DUMPS", str(dumps)) for flag in flags])
+    found = places.of_node(node(tmp_path), paths, [service], kinds=kinds.builtin(), look=lambda _: started(tmp_path / "home"))
+    assert [(place.path, place.service) for place in found.places if place.name == "vllm-dump"] == [(str(dumps), "kimi")]
+
+
 def test_a_cache_that_two_services_share_names_both(tmp_path: Path, paths: NodePaths) -> None:
     cache = make(tmp_path / "shared")
     both = started(tmp_path / "home", VLLM_CACHE_ROOT=str(cache))
