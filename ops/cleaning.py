@@ -133,7 +133,7 @@ class Looked:
 def scan_node(context: Context) -> str:
     """Looks through all places, leaves the preview, and says what there is."""
     found = look(context, wanted_kinds(context), roots=wanted_roots(context.params))
-    for part in parts([artifact.as_dict() for artifact in found.result.listed], FOUND_MOST):
+    for part in parts((artifact.as_dict() for artifact in found.result.listed), FOUND_MOST):
         context.emit(EventType.ARTIFACTS_FOUND, {"scan": context.job, "artifacts": part})
     told = bounded({"scan": context.job, "preview": found.preview, **found.result.as_dict()})
     context.emit(EventType.ARTIFACTS_SCANNED, told)

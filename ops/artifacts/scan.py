@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import heapq
 import os
-import pwd
 import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +19,8 @@ from ops.artifacts import gauges as disks
 from ops.artifacts.conditions import Conditions
 from ops.artifacts.found import KEPT, OFFERED, OPTIONAL, Artifact, shown
 from ops.artifacts.holders import Holders
-from ops.artifacts.kinds import NEVER_BESIDE, Kind
+from ops.artifacts.kinds import Kind, shape
+from ops.artifacts.methods import measure
 from ops.artifacts.places import Place, Places
 from ops.artifacts.preview import PreviewWriter, Row, type_of
 from ops.artifacts.recognise import Match, Picker, Pickers
@@ -159,6 +159,7 @@ def scan(places: Places, kinds: Sequence[Kind], *, conditions: Conditions | None
 
 
 _NOT_THERE = "It is not there"
+_WRITTEN = "It was written to while the scan ran, or its time lies ahead"
 
 
 class _Group:
@@ -279,7 +280,7 @@ class _Scan:
         above = cast("_Folder | None", frame.above.data if frame.above is not None else None)
         group = above.group if above is not None else None
         roots = self._roots.get((frame.state.st_dev, frame.state.st_ino), [])
-        why = self._places.never.enters(frame.state, frame.path) or _shape(frame)
+        why = self._places.never.enters(frame.state, frame.path) or shape(frame.descriptor)
         if why is not None:
             if group is not None:
                 self._hinder(group, f"{why}: {self._inside(group, frame.path)}", why)
@@ -375,7 +376,7 @@ class _Scan:
         elif pids:
             told = self._open(pids)
         elif state.st_mtime_ns >= self._started_ns:
-            told = _WRITTEN
+            told = _WRITTEN, _WRITTEN
         else:
             told = self._verdict(kind, path, state, match.place, None)
         self._add(match, path, size, 1, state.st_mtime_ns, state, told, pids, Row.of("", state, size))
@@ -389,7 +390,7 @@ class _Scan:
         if told is None and group.pids:
             told = self._open(sorted(group.pids), "Something in it is ")
         if told is None and newest >= self._started_ns:
-            told = _WRITTEN
+            told = _WRITTEN, _WRITTEN
         if told is None:
             told = self._verdict(match.kind, frame.path, frame.state, match.place, newest)
         self._add(match, frame.path, group.size_bytes, group.files, newest, frame.state, told, sorted(group.pids), None, group.links)
@@ -476,17 +477,8 @@ class _Scan:
 
     def _owner_of(self, uid: int) -> str:
         if (name := self._owners.get(uid)) is None:
-            try:
-                name = pwd.getpwuid(uid).pw_name
-            except KeyError:
-                name = str(uid)
-            self._owners[uid] = name
+            name = self._owners[uid] = measure.owner(uid)
         return name
-
-    def _row(self, place: Place, files: int = 0, size: int = 0, problem: str = "") -> None:
-        self._rows[place] = {"path": shown(place.path), "what": place.why or place.name, "files": files, "size_bytes": size, "problem": problem}
-        if self._log is not None:
-            self._log(f"{shown(place.path)}: {problem or f'{files:,} files, {size:,} bytes'}")
 
     def _service_of(self, place: Place, uid: int) -> str:
         """In a folder that several services share: the only one of them that runs as the owner; "" if that is not known."""
@@ -496,6 +488,11 @@ class _Scan:
             his = [service for service, user in users if user == uid]
             name = self._services[key] = his[0] if len(his) == 1 and all(user is not None for _, user in users) else ""
         return name
+
+    def _row(self, place: Place, files: int = 0, size: int = 0, problem: str = "") -> None:
+        self._rows[place] = {"path": shown(place.path), "what": place.why or place.name, "files": files, "size_bytes": size, "problem": problem}
+        if self._log is not None:
+            self._log(f"{shown(place.path)}: {problem or f'{files:,} files, {size:,} bytes'}")
 
     def _pause(self) -> None:
         if self._check is not None:
@@ -514,14 +511,3 @@ class _Scan:
         self._holders.refresh()
         self._looked_at = time.monotonic()
         self._look_every_s = max(_LOOK_AGAIN_S, 20 * (self._looked_at - now))
-
-
-_WRITTEN = ("It was written to while the scan ran, or its time lies ahead", "It was written to while the scan ran, or its time lies ahead")
-
-
-def _shape(frame: Frame) -> str | None:
-    """Why a folder is never entered for what lies in it."""
-    for name in NEVER_BESIDE:
-        if os.access(name, os.F_OK, dir_fd=frame.descriptor, follow_symlinks=False):
-            return f"It holds `{name}`, so it is a model, an environment or a hub cache"
-    return None
