@@ -32,8 +32,8 @@ TYPE_WORDS = {
     "smoke": "Smoke tests", "integrity": "Integrity", "practice-reset": "Reset practice box", "build": "Build", "rollback": "Roll back",
     "remove-release": "Remove a release", "guards-apply": "Apply guards", "shelf-forget": "Forget patches", "recipe": "Recipe",
     "guards-set": "Set guards", "adopt": "Read a unit", "adopt-apply": "Adopt", "start": "Start", "stop": "Stop", "switch": "Switch",
-    "reset-failed": "Reset failed state", "leftovers": "Look for leftovers", "end-leftovers": "End leftovers", "diagnose": "Diagnosis",
-    "settings-set": "Launch settings", "smoke-set": "Smoke suite", "noise-floor": "Noise floor",
+    "reset-failed": "Reset failed state", "leftovers": "Look for leftover processes", "end-leftovers": "End leftover processes",
+    "diagnose": "Diagnosis", "settings-set": "Launch settings", "smoke-set": "Smoke suite", "noise-floor": "Noise floor",
     "artifact-scan": "Cleanup scan",
 }
 SERVING_STACK = ("vllm", "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "torch", "transformers")

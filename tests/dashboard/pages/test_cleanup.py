@@ -53,7 +53,7 @@ def test_the_list_says_what_can_be_given_back_and_how_full_the_disks_are(visitor
 def test_a_running_scan_shows_how_far_it_is(visitor: Client, story: factory.Story) -> None:
     job, _ = cleanup_data.scan_job(story, end=False, ago_s=5)
     seen = text(visitor.get(PAGE))
-    assert f"Looking for leftovers #{job.number}" in seen
+    assert f"Scanning the disks #{job.number}" in seen
     assert "/srv/roundhouse/practice/cache/flashinfer 8,112 files" in seen
     part = visitor.get(f"{PAGE}?part=running", headers={"X-Roundhouse-Fragment": "part"})
     assert (part["X-Job-Seq"], f'data-running-job="{job.pk}"' in part.content.decode()) == (str(job.last_seq), True)

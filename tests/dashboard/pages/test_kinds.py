@@ -141,7 +141,7 @@ def back(client: Client, path: str) -> str:
 
 def test_fleet_and_node_say_what_can_be_given_back_and_less_after_a_purge(member: Client, story: Story) -> None:
     pages = ("/", "/nodes/practice/", "/fragments/disks/?node=practice", "/fragments/node-disks/?node=practice")
-    assert all("Look for leftovers" in back(member, path) or "Nobody has looked" in back(member, path) for path in pages)
+    assert all("Scan the disks" in back(member, path) or "Nobody has looked" in back(member, path) for path in pages)
     scan, found = cleanup_data.scan_job(story)
     before = ArtifactScan.objects.get(job=scan)
     for path in pages:
