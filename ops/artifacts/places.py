@@ -31,7 +31,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import re
 import stat as stat_words
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,7 +38,8 @@ from pathlib import Path
 
 from ops.agent.config import REPOSITORY, NodeConfig, NodePaths, state_folder
 from ops.artifacts.found import shown
-from ops.artifacts.kinds import Kind, kernel_says
+from ops.artifacts.kinds import NEVER_BESIDE, Kind, kernel_says
+from ops.artifacts.walk import mounts, unescaped
 from ops.jobs.errors import BadInput, OpsError, Refused
 from ops.records import ServiceRecord
 from ops.services import unit_files
@@ -222,7 +222,7 @@ def _origins(paths: Iterable[str], table: str = "/proc/self/mountinfo") -> dict[
     mounted: dict[str, tuple[str, str]] = {}
     for line in lines:
         _, _, device, root, point, _ = line.split(b" ", 5)
-        mounted[os.fsdecode(_plain(point))] = device.decode(), os.fsdecode(_plain(root))  # the later one lies on top
+        mounted[unescaped(point)] = device.decode(), unescaped(root)  # the later one lies on top
     found = {}
     for path in paths:
         at = path
@@ -611,8 +611,8 @@ def check_root(path: str, *, config: NodeConfig | None, paths: NodePaths | None 
         raise BadInput(f"`{told}` is somebody's home", why="What lies there is not for others to judge", hint="Name a folder in it, such as a cache")
     if root not in MADE_FOR_TEMPORARY_FILES and is_mount_point(root, state):
         raise BadInput(f"`{told}` is a mount point", why="A whole file system is no folder of leftovers", hint="Name a folder in it")
-    if (beside := next((name for name in ("pyvenv.cfg", "config.json") if os.path.lexists(os.path.join(root, name))), None)) is not None:
-        what = "an environment" if beside == "pyvenv.cfg" else "a model folder"
+    if (beside := next((name for name in NEVER_BESIDE if os.path.lexists(os.path.join(root, name))), None)) is not None:
+        what = {"pyvenv.cfg": "an environment", **dict.fromkeys(("refs", "blobs", "snapshots"), "a cache of models")}.get(beside, "a model folder")
         raise BadInput(f"`{told}` is {what}: it holds {beside}", hint="Name the folder that leftovers are written into")
     practice_root = config.practice_root if config is not None and config.practice else ""
     never = Never()
@@ -674,18 +674,11 @@ def _state_of(root: str, told: str) -> os.stat_result:
 
 def is_mount_point(root: str, state: os.stat_result) -> bool:
     """Whether a file system is mounted there, also a part of the same one (bind)."""
+    above, _, name = root.rpartition("/")
     try:
-        if os.stat(os.path.dirname(root)).st_dev != state.st_dev:
-            return True
-        with open("/proc/self/mountinfo", "rb") as file:  # noqa: PTH123
-            points = {_plain(line.split(b" ", 5)[4]) for line in file}
+        return os.stat(above or "/").st_dev != state.st_dev or name in mounts().get(above or "/", ())
     except OSError:
         return os.path.ismount(root)
-    return os.fsencode(root) in points
-
-
-def _plain(escaped: bytes) -> bytes:
-    return re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), escaped)
 
 
 def _is_home(path: str) -> bool:

@@ -18,8 +18,6 @@ OPEN_MOST = 64  # folders open at once, two descriptors each
 LONGEST_PATH = 4095  # bytes: the kernel takes no longer path, so nobody uses by its path what lies deeper
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CHECKED_EACH = 2048  # entries between two looks at whether to go on
-
-
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
@@ -214,10 +212,14 @@ def mounts(table: str = "/proc/self/mountinfo") -> dict[str, frozenset[str]]:
     only this table tells it. Raises OSError."""
     found: dict[str, set[str]] = {}
     for line in Path(table).read_bytes().split(b"\n")[:-1]:
-        path = _ESCAPED.sub(lambda escaped: bytes([int(escaped[1], 8)]), line.split(b" ", 5)[4])
-        above, _, name = os.fsdecode(path).rpartition("/")
+        above, _, name = unescaped(line.split(b" ", 5)[4]).rpartition("/")
         found.setdefault(above or "/", set()).add(name)
     return {above: frozenset(names) for above, names in found.items()}
+
+
+def unescaped(written: bytes) -> str:
+    """A path as /proc/self/mountinfo writes it (a space is `\\040`)."""
+    return os.fsdecode(_ESCAPED.sub(lambda escaped: bytes([int(escaped[1], 8)]), written))
 
 
 def below_path(folder: str, name: str) -> str:

@@ -227,17 +227,18 @@ def test_a_root_that_can_be_none_is_refused(path: str, words: str) -> None:
 
 def test_links_homes_models_environments_and_state_are_no_roots(tmp_path: Path, paths: NodePaths, monkeypatch: pytest.MonkeyPatch) -> None:
     config = NodeConfig(name="n", artifact_roots=[str(tmp_path)], model_roots=[str(tmp_path / "models")])
-    ok, model, venv, home = (make(tmp_path / name) for name in ("ok", "models/kimi", "venv", "home"))
+    ok, model, venv, hub, home = (make(tmp_path / name) for name in ("ok", "models/kimi", "venv", "models--kimi", "home"))
     (tmp_path / "link").symlink_to(ok)
     make(ok / "below")
     (venv / "pyvenv.cfg").touch()
+    make(hub / "blobs")
     monkeypatch.setenv("HOME", str(home))
     places.check_root(str(ok), config=config, paths=paths)
     places.check_root(f"{ok}/", config=config, paths=paths)
     places.check_root(str(tmp_path), config=config, paths=paths)  # around a model folder, which the walk leaves out
     for path, error, words in (
             (tmp_path / "link", BadInput, "is a link"), (tmp_path / "link" / "below", BadInput, "reached through a link"),
-            (model, Refused, "a model folder"), (venv, BadInput, "an environment"), (home, BadInput, "home"),
+            (model, Refused, "a model folder"), (venv, BadInput, "an environment"), (hub, BadInput, "a cache of models"), (home, BadInput, "home"),
             (paths.jobs, Refused, "the state folder of this node"), (paths.root, Refused, "the state folder of this node")):
         with pytest.raises(error) as caught:
             places.check_root(str(path), config=config, paths=paths)
