@@ -21,6 +21,7 @@ from ops.artifacts.reach import Stays
 ANOTHER = "It is another one than the one in the preview"
 _FORMS = {"regular": (stat.S_IFREG, "regular file"), "socket": (stat.S_IFSOCK, "socket")}
 _CHANGED = "It was written to since the preview"
+_TOUCHED = "Something of it changed since the preview, so that it may be another file by now"
 
 
 class LastLook:
@@ -57,6 +58,8 @@ class LastLook:
             raise Stays(f"It belongs to another user (uid {state.st_uid})", "It belongs to another user")
         if state.st_nlink != 1:
             raise Stays(f"It has {state.st_nlink:,} names (hard links)", "It has several names (hard links)")
+        if state.st_ctime_ns != row.ctime_ns:
+            raise Stays(_TOUCHED)
         if pids := self.holders.seen(state.st_dev, state.st_ino, path):
             raise self.open_in(pids, "")
 

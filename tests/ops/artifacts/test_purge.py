@@ -144,6 +144,13 @@ def _other(path: Path) -> None:
     os.utime(path, ns=(state.st_mtime_ns, state.st_mtime_ns))
 
 
+def _rewritten(path: Path) -> None:
+    """Other bytes, as many, and the time put back."""
+    before = path.stat()
+    path.write_bytes(b"y" * before.st_size)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 def _gone(path: Path) -> None:
     path.unlink()
 
@@ -166,7 +173,8 @@ def _named_twice(path: Path) -> None:
     (_written, "kept", "It was written to since the preview"), (_touched, "kept", "It was written to since the preview"),
     (_other, "kept", "It is another one than the one in the preview"), (_gone, "gone", "It was not there any more"),
     (_link, "kept", "It is no regular file any more"), (_folder, "kept", "It is no regular file any more"),
-    (_named_twice, "kept", "It has 2 names (hard links)")])
+    (_named_twice, "kept", "It has 2 names (hard links)"),
+    (_rewritten, "kept", "Something of it changed since the preview, so that it may be another file by now")])
 def test_what_changed_since_the_preview_stays_and_is_told(box: Leftovers, change: Callable[[Path], None], result: str, why: str):
     box.scan()
     change(box.root / "step0.pt")
