@@ -23,9 +23,10 @@ _SINGLE, _DOUBLE = r"'(?:[^'\\]|\\.)*'?", r'"(?:[^"\\]|\\.)*"?'  # with escapes,
 # What each form needs is looked for first, in lower case: of a megabyte of an ordinary log all forms together would take 0.6 s.
 _NAMED = ("api_k", "api-k", "apik", "token", "passw", "passph", "secret", "private")
 _FORMS: list[tuple[tuple[str, ...], re.Pattern[str], str]] = [
-    # The token's own shape. The boundary keeps words such as `hf_overrides` and `sk-learn`: a token has a long body without blanks.
-    (("hf_",), re.compile(r"\bhf_[A-Za-z0-9]{16,}\b"), HIDDEN),
-    (("sk-", "sk_"), re.compile(r"\bsk-(?:[A-Za-z]+-)*[A-Za-z0-9_-]{16,}|\bsk_(?:live|test)_[A-Za-z0-9]{16,}"), HIDDEN),
+    # The token's own shape. The boundary keeps words such as `hf_overrides` and `sk-learn`: a token has a long body without blanks. An underscore is
+    # none of it: a file may be called dump_hf_<token>_0.pt.
+    (("hf_",), re.compile(r"(?<![A-Za-z0-9])hf_[A-Za-z0-9]{16,}(?![A-Za-z0-9])"), HIDDEN),
+    (("sk-", "sk_"), re.compile(r"(?<![A-Za-z0-9])sk-(?:[A-Za-z]+-)*[A-Za-z0-9_-]{16,}|\bsk_(?:live|test)_[A-Za-z0-9]{16,}"), HIDDEN),
     (("gh", "glpat-", "nvapi-", "xox", "akia"), re.compile(
         r"\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bnvapi-[\w-]{16,}|\bxox[abps]-[\w-]{10,}|\bAKIA[A-Z0-9]{16}\b"),
         HIDDEN),

@@ -14,6 +14,8 @@ SK = "sk-" + "CANARYabcdefghijklmnop1234"
     f"downloading with {HF} now",
     f"key {SK}.",
     f"sk-proj-{SK[3:]}",
+    f"/tmp/dump_{HF}_layer0.pt",
+    f"/tmp/dump_{SK}_layer0.pt",
     "Authorization: Bearer CANARY.abc-def",
     "authorization: Basic CANARYdXNlcjpwYXNz",
     "GET https://user:CANARYpass@index.example/simple",
