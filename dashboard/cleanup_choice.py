@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from dashboard.models import ArtifactScan, PurgedArtifact, ScannedArtifact
-from ops.artifacts.found import CHOSEN_MOST, KEPT, OFFERED, OPTIONAL, Choice
+from ops.artifacts.found import CHOSEN_MOST, GONE, KEPT, OFFERED, OPTIONAL, PARTS, Choice
 from ops.jobs.errors import BadInput
 
 AT_ONCE = 500  # numbers in one query: databases take a limited number of parameters
-GONE = ("deleted", "gone")  # results of a purge after which nothing is left
 SERVICES_MOST = 200
 
 
@@ -104,15 +103,14 @@ def _rows(scan: ArtifactScan, numbers: Iterable[int], must: Iterable[int] = ()) 
 
 
 def _nothing() -> dict[str, Any]:
-    return {"count": 0, "files": 0, "size_bytes": 0, "gone": {"count": 0, "files": 0, "size_bytes": 0}}
+    return dict.fromkeys(PARTS, 0) | {"gone": dict.fromkeys(PARTS, 0)}
 
 
 def _whole(kind: Mapping[str, Any]) -> dict[str, Any]:
     """All that can be chosen of a kind, by the summary."""
-    parts = ("count", "files", "size_bytes")
     gone = kind.get("gone") or {}
-    return {part: sum(kind.get(state, {}).get(part, 0) for state in (OFFERED, OPTIONAL)) for part in parts} \
-        | {"gone": {part: gone.get(part, 0) for part in parts}}
+    return {part: sum(kind.get(state, {}).get(part, 0) for state in (OFFERED, OPTIONAL)) for part in PARTS} \
+        | {"gone": {part: gone.get(part, 0) for part in PARTS}}
 
 
 def _add(to: dict[str, Any], artifact: ScannedArtifact, sign: int) -> None:
@@ -124,4 +122,4 @@ def _add(to: dict[str, Any], artifact: ScannedArtifact, sign: int) -> None:
 
 def _sum(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     rows = list(rows)
-    return {part: sum(row[part] for row in rows) for part in ("count", "files", "size_bytes")}
+    return {part: sum(row[part] for row in rows) for part in PARTS}

@@ -25,7 +25,7 @@ from django.utils import timezone
 from dashboard.from_a_node import BYTES_MOST, COUNT_MOST, items, number, text, texts, when, whole
 from dashboard.models import ArtifactKind, ArtifactScan, Job, Node, PurgedArtifact, ScannedArtifact
 from ops.artifacts import kinds as known
-from ops.artifacts.found import KEPT, OFFERED, OPTIONAL
+from ops.artifacts.found import GONE, KEPT, OFFERED, OPTIONAL, PARTS, RESULTS
 from ops.artifacts.kinds import KIND_NAME, UNITS
 from ops.jobs.errors import BadInput
 from ops.records import NAME
@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 SCAN = "artifact-scan"
 STATES = (OFFERED, OPTIONAL, KEPT)
-RESULTS = ("deleted", "partly", "kept", "gone")
-GONE = ("deleted", "gone")  # nothing of it is left
 SCANS_KEPT = 3  # of a node keep the artifacts that they list; of older ones only the totals stay
 FOUND_MOST, ENTRIES_MOST = 500, 1000  # in one event
 LISTED_MOST = 200_000  # rows of one scan: the node lists at most 2,000 of each kind
@@ -47,7 +45,6 @@ SENTENCE_MAX = 1000
 KINDS_MOST, PLACES_MOST, GAUGES_MOST, LARGEST_MOST, PROBLEMS_MOST, WHY_MOST = 200, 200, 40, 200, 200, 50
 SUMMARY_BYTES = 1024 * 1024
 M = TypeVar("M", bound=Model)
-PARTS = ("count", "files", "size_bytes")
 
 
 def known_kinds() -> set[str]:

@@ -19,17 +19,18 @@ from django.urls import reverse
 from django.utils import timezone
 
 from dashboard import cleanup_choice, cleanup_rows, job_story, purge_story
+from dashboard.from_a_node import items, text, whole
 from dashboard.models import ArtifactScan, Job, Node, PurgedArtifact, ScannedArtifact
 from dashboard.templatetags.roundhouse import as_datetime, size
-from ops.artifacts.found import CHOSEN_MOST, KEPT, OFFERED, OPTIONAL, Choice
+from ops.artifacts.found import CHOSEN_MOST, GONE, KEPT, OFFERED, OPTIONAL, PARTS, Choice
 from ops.artifacts.kinds import counted
+from ops.artifacts.places import is_inside
 
 FIRST, MORE, ROWS_MOST = 6, 50, 2000  # rows of a kind: at first, at each click, at most
 OPENED = 3  # kinds that are open at first
 WORDS = 8  # of a search
 LARGEST_SHOWN, PROBLEMS_SHOWN, HOLDERS_SHOWN = 8, 20, 5
 SCAN_JOBS, PURGE_JOBS = ("artifact-scan",), ("purge",)
-DONE = ("deleted", "gone")  # results after which nothing is left to choose
 STATES = {"choosable": "can be chosen", OFFERED: "chosen at first", OPTIONAL: "only if you choose it", KEPT: "kept", "purged": "purged since"}
 LARGER = {"1000000": "1 MB", "10000000": "10 MB", "100000000": "100 MB", "1000000000": "1 GB", "10000000000": "10 GB"}
 OLDER = {"3600": "an hour", "86400": "a day", "604800": "7 days", "1209600": "14 days", "2592000": "30 days"}
@@ -116,7 +117,7 @@ def _filtered(scan: ArtifactScan, shown: Shown, now: datetime) -> QuerySet[Scann
     if shown.service:
         found = found.filter(service=shown.service)
     if shown.state == "choosable":
-        found = found.exclude(state=KEPT).exclude(result__in=DONE)
+        found = found.exclude(state=KEPT).exclude(result__in=GONE)
     elif shown.state == "purged":
         found = found.exclude(result="")
     elif shown.state:
@@ -149,7 +150,7 @@ def groups(scan: ArtifactScan, shown: Shown, *, now: datetime | None = None, dis
     listed: dict[str, Any] = {row["kind"]: row for row in scan.artifacts.order_by().values("kind").annotate(
         count=Count("pk"), size=Sum("size_bytes"), owners=Count("owner", distinct=True), owner=Max("owner"),
         oldest=Min("newest"), newest_at=Max("newest"), purged=Count("pk", filter=~Q(result="")),
-        left=Count("pk", filter=~Q(state=KEPT) & ~Q(result__in=DONE)))}
+        left=Count("pk", filter=~Q(state=KEPT) & ~Q(result__in=GONE)))}
     for name, row in listed.items():  # told of, but not in the summary
         if name not in kinds:
             kinds[name] = _kind({"kind": name, "offered": {"count": row["count"], "size_bytes": row["size"] or 0}})
@@ -222,7 +223,7 @@ def parted(path: str) -> tuple[str, str]:
 
 
 def can_choose(artifact: ScannedArtifact) -> bool:
-    return artifact.state != KEPT and artifact.result not in DONE
+    return artifact.state != KEPT and artifact.result not in GONE
 
 
 def _holder(one: Mapping[str, Any]) -> str:
@@ -234,7 +235,7 @@ def _holder(one: Mapping[str, Any]) -> str:
 def numbers(scan: ArtifactScan, shown: Shown, disks: Sequence[Mapping[str, Any]] = ()) -> dict[str, list[list[int]]]:
     """All that can be chosen of what a filter finds: of each kind [number, bytes, files, disk] lists. For the page's script."""
     found: dict[str, list[list[int]]] = {}
-    listed = _filtered(scan, shown, timezone.now()).exclude(state=KEPT).exclude(result__in=DONE).order_by("number")
+    listed = _filtered(scan, shown, timezone.now()).exclude(state=KEPT).exclude(result__in=GONE).order_by("number")
     for number, kind, path, bytes_, files in listed.values_list("number", "kind", "path", "size_bytes", "files")[:CHOSEN_MOST]:
         found.setdefault(kind, []).append([number, bytes_, files, _disk_of(path, disks)])
     return found
@@ -246,18 +247,15 @@ def kinds_of(scan: ArtifactScan) -> dict[str, dict[str, Any]]:
     return {one["kind"]: _kind(one) for one in told if isinstance(one, dict) and isinstance(one.get("kind"), str)} if isinstance(told, list) else {}
 
 
-PARTS = ("count", "files", "size_bytes")
-
-
 def _kind(raw: Mapping[str, Any]) -> dict[str, Any]:
     states = {state: _counted(raw.get(state)) for state in (OFFERED, OPTIONAL, KEPT, "gone")}
     choosable = {part: max(0, states[OFFERED][part] + states[OPTIONAL][part] - states["gone"][part]) for part in PARTS}
     why_kept = [one for one in raw["why_kept"] if isinstance(one, dict) and isinstance(one.get("why"), str)] \
         if isinstance(raw.get("why_kept"), list) else []
-    title = _text(raw.get("title"), 80) or str(raw["kind"])
+    title = text(raw.get("title"), 80) or str(raw["kind"])
     return {
-        "kind": str(raw["kind"])[:40], "title": title, "one": _text(raw.get("one"), 80) or title, "unit": raw.get("unit"),
-        "leftover": _text(raw.get("leftover"), 300), "keeping": _text(raw.get("keeping"), 300), "own": raw.get("own") is True,
+        "kind": str(raw["kind"])[:40], "title": title, "one": text(raw.get("one"), 80) or title, "unit": raw.get("unit"),
+        "leftover": text(raw.get("leftover"), 300), "keeping": text(raw.get("keeping"), 300), "own": raw.get("own") is True,
         "with_redeploy": raw.get("with_redeploy") is True,
         "offered_by_default": raw.get("offered_by_default") is not False, **states, "choosable": choosable, "why_kept": why_kept[:5],
         **{part: sum(states[state][part] for state in (OFFERED, OPTIONAL, KEPT)) for part in PARTS},
@@ -274,15 +272,7 @@ def things(unit: Any, count: int) -> str:
 
 def _counted(raw: Any) -> dict[str, Any]:
     told = raw if isinstance(raw, dict) else {}
-    return {part: _whole(told.get(part)) or 0 for part in PARTS} | {at: _whole(told.get(at)) for at in ("oldest_ns", "newest_ns")}
-
-
-def _whole(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**63 else None
-
-
-def _text(value: Any, most: int) -> str:
-    return value[:most] if isinstance(value, str) else ""
+    return {part: whole(told.get(part)) or 0 for part in PARTS} | {at: whole(told.get(at)) for at in ("oldest_ns", "newest_ns")}
 
 
 def _moment(told: Sequence[int | None], of: Any) -> datetime | None:
@@ -326,9 +316,9 @@ def disks(node: Node, scan: ArtifactScan | None = None) -> list[dict[str, Any]]:
 
 
 def _disk(raw: Mapping[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {"path": _text(raw["path"], 300), "what": _text(raw.get("what"), 200)}
-    made |= {f"{name}_bytes": _whole(raw.get(f"{name}_bytes")) for name in ("total", "used", "free")}
-    inodes, left = _whole(raw.get("inodes")), _whole(raw.get("inodes_free"))
+    made: dict[str, Any] = {"path": text(raw["path"], 300), "what": text(raw.get("what"), 200)}
+    made |= {f"{name}_bytes": whole(raw.get(f"{name}_bytes")) for name in ("total", "used", "free")}
+    inodes, left = whole(raw.get("inodes")), whole(raw.get("inodes_free"))
     of_inodes = (inodes - left) / inodes if inodes and left is not None and left <= inodes else None
     made["inodes_share"], made["inodes_full"] = of_inodes, of_inodes is not None and of_inodes > 0.9
     used, free = made["used_bytes"], made["free_bytes"]
@@ -354,15 +344,11 @@ def with_freed(found: Sequence[dict[str, Any]], freed: Mapping[int, int]) -> lis
     return shown
 
 
-def _below(path: str, above: str) -> bool:
-    return above == "/" or path == above or path.startswith(f"{above}/")
-
-
 def _disk_of(path: str, found: Sequence[Mapping[str, Any]]) -> int:
     """Which of the disks a path lies on: the one with the longest mount point above it; -1 if none is known."""
     best, length = -1, -1
     for index, one in enumerate(found):
-        if _below(path, one["path"]) and len(one["path"]) > length:
+        if is_inside(path, one["path"]) and len(one["path"]) > length:
             best, length = index, len(one["path"])
     return best
 
@@ -380,7 +366,7 @@ def _places(scan: ArtifactScan, found: Sequence[Mapping[str, Any]]) -> dict[str,
     root = next((index for index in order if found[index]["path"] == "/"), -1)
     disk = Case(*whens, default=Value(root), output_field=IntegerField()) if whens else Value(root, output_field=IntegerField())
     summed: dict[str, list[list[int]]] = {}
-    listed = scan.artifacts.exclude(state=KEPT).exclude(result__in=DONE).order_by().annotate(disk=disk)
+    listed = scan.artifacts.exclude(state=KEPT).exclude(result__in=GONE).order_by().annotate(disk=disk)
     for row in listed.values("kind", "disk").annotate(size=Sum("size_bytes")):
         summed.setdefault(row["kind"], []).append([row["disk"], row["size"] or 0])
     for name, of in summed.items():
@@ -464,7 +450,7 @@ def told(scan: ArtifactScan, groups_: Iterable[Mapping[str, Any]], choice: Choic
     details: dict[str, dict[str, list[list[int]]]] = {}
     left_out = set(choice.without)
     for at in range(0, len(wanted), cleanup_choice.AT_ONCE):
-        part = scan.artifacts.filter(number__in=wanted[at:at + cleanup_choice.AT_ONCE]).exclude(state=KEPT).exclude(result__in=DONE)
+        part = scan.artifacts.filter(number__in=wanted[at:at + cleanup_choice.AT_ONCE]).exclude(state=KEPT).exclude(result__in=GONE)
         for number, kind, path, bytes_, files in part.values_list("number", "kind", "path", "size_bytes", "files"):
             of = details.setdefault(kind, {"minus": [], "plus": []})
             of["minus" if number in left_out else "plus"].append([number, bytes_, files, _disk_of(path, found)])
@@ -534,10 +520,10 @@ def running(job: Job) -> dict[str, Any]:
     """How far a scan or a purge is."""
     step = next((one for one in job.steps.all() if one.state == "running"), None)
     progress = (step.progress or {}) if step else {}
-    done, total = _whole(progress.get("done")), _whole(progress.get("total"))
+    done, total = whole(progress.get("done")), whole(progress.get("total"))
     share = min(1.0, done / total) if done is not None and total else None
-    return {"job": job, "scan": job.type in SCAN_JOBS, "step": step, "text": _text(progress.get("text"), 300), "done": done, "total": total,
-            "unit": _text(progress.get("unit"), 20), "share": share, "percent": None if share is None else round(share * 100),
+    return {"job": job, "scan": job.type in SCAN_JOBS, "step": step, "text": text(progress.get("text"), 300), "done": done, "total": total,
+            "unit": text(progress.get("unit"), 20), "share": share, "percent": None if share is None else round(share * 100),
             "parts": [{"kind": "b-now", "share": share or 0}], "since": job.claimed_at or job.created_at}
 
 
@@ -545,30 +531,27 @@ def found_facts(scan: ArtifactScan) -> dict[str, Any]:
     """How much a scan found, and how much of it is kept."""
     kinds = [kind for kind in kinds_of(scan).values() if kind["count"]]
     kept = sum(kind[KEPT]["count"] for kind in kinds)
-    reasons = sorted((one for kind in kinds for one in kind["why_kept"]), key=lambda one: -(_whole(one.get("count")) or 0))
+    reasons = sorted((one for kind in kinds for one in kind["why_kept"]), key=lambda one: -(whole(one.get("count")) or 0))
     return {"count": sum(kind["count"] for kind in kinds), "size_bytes": sum(kind["size_bytes"] for kind in kinds), "kinds": len(kinds),
             "kept": kept, "kept_bytes": sum(kind[KEPT]["size_bytes"] for kind in kinds),
-            "why": _text(reasons[0].get("why"), 120) if reasons else "", "reasons": len(reasons)}
+            "why": text(reasons[0].get("why"), 120) if reasons else "", "reasons": len(reasons)}
 
 
 def largest(scan: ArtifactScan) -> list[dict[str, Any]]:
     """The folders in which most lies."""
-    found: list[dict[str, Any]] = [{"path": _text(one.get("path"), 500), "size_bytes": _whole(one.get("size_bytes")),
-                                    "files": _whole(one.get("files"))} for one in _items(scan.summary.get("largest"))]
+    found: list[dict[str, Any]] = [{"path": text(one.get("path"), 500), "size_bytes": whole(one.get("size_bytes")),
+                                    "files": whole(one.get("files"))} for one in items(scan.summary.get("largest"), cleanup_rows.LARGEST_MOST)]
     found = [one for one in found if one["path"] and one["size_bytes"] is not None][:LARGEST_SHOWN]
     most = max((one["size_bytes"] or 0 for one in found), default=0)
     return [one | {"parts": [{"kind": "b-service", "share": (one["size_bytes"] or 0) / most if most else 0}]} for one in found]
-
-
-def _items(value: Any) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def problems(scan: ArtifactScan) -> dict[str, Any]:
     """What could not be read, as sentences."""
     told_ = scan.summary.get("problems")
     found = [one[:500] for one in told_ if isinstance(one, str)] if isinstance(told_, list) else []
-    places = [{"path": _text(one.get("path"), 300), "problem": _text(one.get("problem"), 300)} for one in _items(scan.summary.get("places"))
+    places = [{"path": text(one.get("path"), 300), "problem": text(one.get("problem"), 300)}
+              for one in items(scan.summary.get("places"), cleanup_rows.PLACES_MOST)
               if isinstance(one.get("problem"), str) and one["problem"]]
     return {"sentences": found[:PROBLEMS_SHOWN], "more": max(0, len(found) - PROBLEMS_SHOWN),
             "places": [one for one in places if not any(one["problem"] in sentence for sentence in found)][:PROBLEMS_SHOWN]}
@@ -584,12 +567,7 @@ def roots_words(scan: ArtifactScan, most: int = 5) -> dict[str, Any]:
 
 def roots(scan: ArtifactScan) -> list[str]:
     """The folders that were looked through."""
-    return list(dict.fromkeys(_text(one.get("path"), 300) for one in _items(scan.summary.get("places")) if one.get("path")))
-
-
-def back_bytes(scan: ArtifactScan) -> int:
-    """What can still be given back of what a scan offered."""
-    return cleanup_rows.left(scan)["offered_bytes"]
+    return list(dict.fromkeys(text(one.get("path"), 300) for one in items(scan.summary.get("places"), cleanup_rows.PLACES_MOST) if one.get("path")))
 
 
 # ---- manifests ----

@@ -15,16 +15,14 @@ from dashboard import from_a_node
 from dashboard.from_a_node import whole
 from dashboard.models import ArtifactScan, Job, PurgedArtifact
 from dashboard.templatetags.roundhouse import size
-from ops.artifacts.found import KEPT, OFFERED, OPTIONAL
+from ops.artifacts.found import KEPT, OFFERED, OPTIONAL, PARTS, STAYED
 from ops.artifacts.kinds import builtin, counted
 
 LINES_SHOWN = 200  # of an old result's paths
 STAYED_SHOWN = 20  # manifest lines of what was not deleted; the manifest's page has all
 PATHS_OF_A_KIND = 200  # that a plan's page carries
-STAYED = ("kept", "partly")
 PROBLEMS_MOST = 20
 KINDS_MOST = 250  # rows of one table
-PARTS = ("count", "files", "size_bytes")
 ROWS_MOST = 20_000  # of one list that a node told
 TEXT_MOST = 4096
 

@@ -9,6 +9,9 @@ from ops.jobs.errors import BadInput
 from ops.records import Record
 
 OFFERED, OPTIONAL, KEPT = "offered", "optional", "kept"
+RESULTS = ("deleted", "partly", "kept", "gone")  # of a purge, for one artifact
+GONE, STAYED = ("deleted", "gone"), ("kept", "partly")  # those after which nothing of it is left, and something
+PARTS = ("count", "files", "size_bytes")  # of a total of artifacts
 CHOSEN_MOST = 50_000  # numbers in one choice: a whole kind is chosen by its name
 
 
