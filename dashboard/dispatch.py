@@ -501,7 +501,7 @@ def start_purge(*, scan: ArtifactScan, choice: Choice, user: AbstractBaseUser | 
     if totals["count"] == totals["gone"]["count"]:
         raise BadInput("Nothing of what was chosen is left", why="An earlier purge of this scan has deleted it", hint="Scan again")
     choice = cleanup_choice.less_gone(scan, choice)
-    return start(type="purge", node=scan.node, user=user, idempotency_key=idempotency_key, params={
+    return start(type="purge", node=scan.node, user=user, idempotency_key=idempotency_key, snapshot={"kinds": cleanup_rows.own_kinds()}, params={
         "scan": str(scan.job_id), "digest": scan.digest, "choice": choice.as_dict(), "services": cleanup_choice.services(scan, choice)})
 
 
@@ -697,7 +697,8 @@ def _refuse_if_busy(node: Node, lock: str, type: str) -> None:
         return
     job = holder.job
     what = lock.partition(":")[2] if lock.startswith("service:") else lock
-    why, hint = "One job at a time may change a service", f"Wait until job #{job.number} has ended, or cancel it"
+    what = f"Cleanup of {node.name}" if lock == "node:purge" else what
+    why, hint = "One job at a time may change " + ("what lies on a node's disks" if lock == "node:purge" else "a service"), f"Wait until job #{job.number} has ended, or cancel it"
     if job.state == JobState.LOST:
         hint = f"Its node fell silent. Look at job #{job.number}; an admin can abandon it"
     elif job.is_final:

@@ -65,9 +65,12 @@ def scan_steps(context: Context) -> list[Step]:
 
 
 def purge_steps(context: Context) -> list[Step]:
-    """Of a purge. Params: `scan` (the job's id), `digest` (of its preview), `choice`, `services` (that are locked meanwhile). Raises BadInput or
-    Refused, before anything is claimed."""
+    """Of a purge. Params: `scan` (the job's id), `digest` (of its preview), `choice`, `services` (that are locked meanwhile); the snapshot's `kinds`:
+    an admin's own kinds as they are now (none: as the preview has them). Raises BadInput or Refused, before anything is claimed."""
     check_purge(context.params)
+    if not isinstance(own := context.snapshot.get("kinds", []), list):
+        raise BadInput("The order's own kinds have the wrong form")
+    kinds.own(own)
     return [Step(name="purge", title="Purge", do=purge_previewed, undo=tell_what_went, deadline_s=PURGE_DEADLINE_S)]
 
 
@@ -278,7 +281,7 @@ def _purge(context: Context, *, scan: str, digest: str, choice: Choice, locked: 
             raise BadInput("The preview is not the one that was chosen from", why="It was made anew since", hint="Look at it, and choose again")
         if preview.header.node != context.config.name:
             raise BadInput(f"The preview is of node `{shown(preview.header.node)[:60]}`, this is `{context.config.name}`", hint="Scan this node")
-        known = purge.kinds_of(preview)
+        known = purge.kinds_of(preview, context.snapshot.get("kinds"))
         where = places.of_node(context.config, context.paths, records, kinds=known, roots=preview.header.roots or None)
         conditions = Conditions(context.config, context.paths, records, Holders(service_of=of_services(records)), places=where)
         teller = Teller(context, scan)

@@ -131,12 +131,13 @@ def purge(preview: Preview, choice: Choice, *, places: Places, conditions: Condi
     return _Purge(preview, choice, places, conditions, manifest, wanted, owner, locked_services, log, progress, check, on_entry).run()
 
 
-def kinds_of(preview: Preview) -> tuple[Kind, ...]:
+def kinds_of(preview: Preview, own: Sequence[Any] | None = None) -> tuple[Kind, ...]:
     """The kinds that a preview names, as they are known here: of the built-in ones only the name counts, an admin's own are checked as if they were
-    new. Raises BadInput for one of these that could do harm."""
+    new. `own`: the records of these as they are now, so that one that was removed or changed since takes no more than it says now; None: as the
+    preview has them. Raises BadInput for one that could do harm."""
     builtin = {kind.name: kind for kind in known.builtin()}
-    own = {kind.name: kind for kind in known.own([kind.as_dict() for kind in preview.header.kinds if kind.own])}
-    return tuple(found for kind in preview.header.kinds if (found := (own if kind.own else builtin).get(kind.name)) is not None)
+    ours = {kind.name: kind for kind in known.own([kind.as_dict() for kind in preview.header.kinds if kind.own] if own is None else own)}
+    return tuple(found for kind in preview.header.kinds if (found := (ours if kind.own else builtin).get(kind.name)) is not None)
 
 
 class _Purge:

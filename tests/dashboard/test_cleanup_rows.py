@@ -274,6 +274,7 @@ def test_a_purge_names_the_preview_the_choice_and_the_services_that_it_locks(sto
     assert job.params == {"scan": str(scan.job_id), "digest": said.DIGEST, "services": ["kimi-k25"],
                           "choice": {"kinds": ["flashinfer-jit"], "numbers": [tensor], "without": []}}
     assert sorted(job.locks.values_list("lock", flat=True)) == ["node:purge", "service:kimi-k25"] and job.service is None
+    assert job.envelope["snapshot"] == {"kinds": []}  # an admin's kinds as they are now: one that was removed since the scan takes nothing
 
 
 def test_a_kind_that_is_not_wholly_listed_may_belong_to_any_service_of_the_node(story: Story) -> None:

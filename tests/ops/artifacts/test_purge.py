@@ -378,6 +378,9 @@ def test_of_the_kinds_that_a_preview_names_only_those_count_that_are_known_here(
         writer.finish({})
     with Preview.open(tmp_path / "p.jsonl") as preview:
         assert purging.kinds_of(preview) == (known.builtin()[0], own)
+        stricter = replace(own, min_age_s=86400.0)
+        assert purging.kinds_of(preview, [stricter.as_dict()]) == (known.builtin()[0], stricter)
+        assert purging.kinds_of(preview, []) == (known.builtin()[0],)  # it was removed since
     with PreviewWriter(tmp_path / "q.jsonl", Header.now("test", [], [replace(own, patterns=["*"])])) as writer:
         writer.finish({})
     with Preview.open(tmp_path / "q.jsonl") as preview, pytest.raises(BadInput):
