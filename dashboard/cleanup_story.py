@@ -28,6 +28,7 @@ from ops.artifacts.places import is_inside
 
 FIRST, MORE, ROWS_MOST = 6, 50, 2000  # rows of a kind: at first, at each click, at most
 OPENED = 3  # kinds that are open at first
+ROWS_OF_A_FORM = 700  # of all kinds together on a whole page: each is a field of its form, of which a request may hold 900
 WORDS = 8  # of a search
 LARGEST_SHOWN, PROBLEMS_SHOWN, HOLDERS_SHOWN = 8, 20, 5
 SCAN_JOBS, PURGE_JOBS = ("artifact-scan",), ("purge",)
@@ -55,6 +56,7 @@ class Shown:
     older: str = ""
     sort: str = USUAL
     open: dict[str, int] | None = None  # None: as a page opens
+    last: str = ""  # the kind of which rows were asked for by a button
 
     NAMES = ("q", "kind", "state", "service", "larger", "older")
 
@@ -71,6 +73,7 @@ class Shown:
                 made.sort = sort
                 break
         told = [*asked.getlist("open")[:100], *asked.getlist("show")[:1]]
+        made.last = asked.get("show", "").partition(":")[0][:40]
         if told:
             made.open = {}
             for one in told:
@@ -78,6 +81,13 @@ class Shown:
                 if kind:
                     made.open[kind[:40]] = min(int(count), ROWS_MOST) if count.isascii() and count.isdigit() and len(count) < 6 else FIRST
         return made
+
+    def fit_a_form(self) -> None:
+        """Leaves so many rows unfolded as one form can send, first of the kind that was asked for last."""
+        room, opened = ROWS_OF_A_FORM, self.open or {}
+        for kind in sorted(opened, key=lambda one: one != self.last):
+            opened[kind] = min(opened[kind], room)
+            room -= opened[kind]
 
     @property
     def filtered(self) -> bool:

@@ -697,8 +697,9 @@ def _refuse_if_busy(node: Node, lock: str, type: str) -> None:
         return
     job = holder.job
     what = lock.partition(":")[2] if lock.startswith("service:") else lock
-    what = f"Cleanup of {node.name}" if lock == "node:purge" else what
-    why, hint = "One job at a time may change " + ("what lies on a node's disks" if lock == "node:purge" else "a service"), f"Wait until job #{job.number} has ended, or cancel it"
+    why, hint = "One job at a time may change a service", f"Wait until job #{job.number} has ended, or cancel it"
+    if lock == "node:purge":
+        what, why = f"cleanup of {node.name}", "One job at a time deletes on a node"
     if job.state == JobState.LOST:
         hint = f"Its node fell silent. Look at job #{job.number}; an admin can abandon it"
     elif job.is_final:

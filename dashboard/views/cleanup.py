@@ -83,6 +83,7 @@ def _running(request: HttpRequest, node: Node) -> HttpResponse:
 
 def _preview(scan: ArtifactScan, asked: QueryDict, *, posted: bool) -> dict[str, Any]:
     shown, now = story.Shown.of(asked), timezone.now()
+    shown.fit_a_form()
     choice = story.first_choice(scan)
     if posted:
         choice = story.chosen(asked)

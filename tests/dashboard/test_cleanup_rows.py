@@ -23,7 +23,7 @@ from ops.agent.config import NodePaths
 from ops.artifacts.found import KEPT, OFFERED, OPTIONAL, Artifact, Choice
 from ops.jobs import claim, journal, runner
 from ops.jobs.envelope import Envelope
-from ops.jobs.errors import BadInput
+from ops.jobs.errors import BadInput, Busy
 from ops.jobs.events import Event, EventType
 from ops.jobs.kinds import KINDS
 from ops.records import ServiceRecord
@@ -311,6 +311,8 @@ def test_a_second_purge_of_a_scan_leaves_out_what_the_first_one_deleted(story: S
     job = dispatch.start_purge(scan=scan, choice=choice, user=operator, idempotency_key="k")
     assert job.params["choice"] == {"kinds": ["function-trace"], "numbers": [row.number for row in tensors[:3] if row.number not in gone],
                                     "without": sorted({traces[-1].number, *(row.number for row in traces if row.number in gone)})}
+    with pytest.raises(Busy, match="cleanup of practice` is busy"):  # another person's wish
+        dispatch.start_purge(scan=scan, choice=Choice(kinds=["ipc-socket"]), user=operator, idempotency_key="another")
     said.purge_job(story, scan.job, found, choice=Choice(kinds=["function-trace", "debug-tensor"]))
     scan.refresh_from_db()
     again = Choice(kinds=["debug-tensor"])

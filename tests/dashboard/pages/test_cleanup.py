@@ -186,6 +186,18 @@ def test_whatever_a_file_is_called_it_is_text(visitor: Client, story: factory.St
         assert "{{7*7}}" in body or address in (PAGE, "/cleanup/"), address
 
 
+def test_a_page_without_scripts_never_has_more_rows_than_its_form_can_send(visitor: Client, scanned: tuple[Job, cleanup_data.World]) -> None:
+    scan = ArtifactScan.objects.get()
+    ScannedArtifact.objects.bulk_create([ScannedArtifact(
+        scan=scan, number=10_000 + n, kind="ipc-socket" if n % 2 else "nccl-dump", unit="file", path=f"/tmp/{n}", size_bytes=4096, files=1,
+        newest=datetime(2026, 1, 1, tzinfo=UTC), owner="llm", state="offered") for n in range(2000)], batch_size=500)
+    page = visitor.get(PAGE, {"open": ["ipc-socket:1000"], "show": "nccl-dump:650"})
+    form = sent(page, choose="none")
+    assert sum(len(values) if isinstance(values, list) else 1 for values in form.values()) < 800
+    assert page.content.count(b'name="number"') > 600
+    assert visitor.post(PAGE, form).status_code == 200
+
+
 @pytest.mark.slow
 def test_a_scan_that_lists_40000_things_opens_as_a_small_page(visitor: Client, scanned: tuple[Job, cleanup_data.World],
                                                              django_assert_max_num_queries: Any) -> None:
