@@ -102,7 +102,7 @@ class Conditions:
 
         `service`: that of its place, if it is one. `folder_newest_ns`: mtime of the newest file in a folder artifact.
         """
-        newest = stat.st_mtime_ns if folder_newest_ns is None else max(stat.st_mtime_ns if kind.unit == "file" else 0, folder_newest_ns)
+        newest = stat.st_mtime_ns if folder_newest_ns is None else folder_newest_ns
         if kind.min_age_s and self.now() - newest < kind.min_age_s * 1e9:
             return f"It is younger than {age(kind.min_age_s)}, and may still be written"
         for name in kind.conditions:
@@ -383,17 +383,9 @@ def _closed_process() -> str | None:
         try:
             os.listdir(f"/proc/{process.pid}/fd")
         except PermissionError:
-            name = _name(process.pid)
+            name = processes.short_name(process.pid)
             if name not in _HARMLESS:
                 return f"The process {name or '?'} (pid {process.pid}) cannot be looked into, and may have it open"
         except OSError:  # ended meanwhile
             continue
     return None
-
-
-def _name(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return "".join(letter for letter in file.read(64).rstrip("\n") if letter.isprintable())
-    except OSError:
-        return ""

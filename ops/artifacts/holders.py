@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ops.gpus import processes
 from ops.jobs.errors import OpsError
 from ops.records import ServiceRecord
 from ops.services import ownership
@@ -99,13 +100,7 @@ class Holders:
 
     def name(self, pid: int) -> str:
         """The process's short name; "" if it is gone."""
-        if not pid:
-            return "kernel"
-        try:
-            with open(f"{self._proc}/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                return "".join(letter for letter in file.read(64).rstrip("\n") if letter.isprintable())
-        except OSError:
-            return ""
+        return processes.short_name(pid, self._proc) if pid else "kernel"
 
     def refresh(self) -> None:
         """Looks again. Raises OpsError where there is no /proc: then nothing can be said to be closed."""

@@ -52,6 +52,15 @@ def all_processes() -> Iterator[Process]:
             yield found
 
 
+def short_name(pid: int, proc: str | Path = PROC) -> str:
+    """The name that the kernel knows a process by (/proc/PID/comm), as printable text; "" if there is no such process."""
+    try:
+        with open(f"{proc}/{pid}/comm", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            return "".join(letter for letter in file.read(64).rstrip("\n") if letter.isprintable())
+    except OSError:
+        return ""
+
+
 def start_ticks(pid: int) -> int | None:
     """Clock ticks since boot at which the process started (field 22 of /proc/PID/stat), or None if there is no such process."""
     found = look(pid)
