@@ -14,13 +14,14 @@ from redis.exceptions import RedisError
 from dashboard import charts, cleanup_rows, cleanup_story, from_a_node, job_story, redis_clients, run_edits, service_story
 from dashboard.forms import channels_for
 from dashboard.models import BenchmarkRun, Job, Node, Service
-from dashboard.templatetags.roundhouse import as_datetime
+from dashboard.templatetags.roundhouse import as_datetime, size
 from ops.benchmark.comparing.readings import OURS
 from ops.jobs.errors import OpsError
 from ops.jobs.events import JobState
 
 HISTORY_S, HISTORY_STEP_S = 300, 5
 ROW_JOBS = 8
+DISK_SHARE, DISK_FREE_BYTES, DISK_FULL_BYTES = 0.95, 20 * 10**9, 10**9  # from where on a disk needs somebody, and when at once
 STARTING_JOBS = ("redeploy", "restart", "start", "switch", "practice-reset", "rollback")  # while one runs, a service that is down is being seen to
 FRAGMENTS = ("needs", "facts", "recent", "services", "disks", "node-disks")
 OF_A_NODE = {"services": "fleet/_services.html", "disks": "fleet/_disks.html", "node-disks": "nodes/_disks.html"}
@@ -299,6 +300,7 @@ def needs(nodes: Sequence[Node]) -> list[dict[str, Any]]:
                           "links": [(f"Open {node.name}", reverse("node", args=[node.name]))]})
         if _dict(node.facts).get("problem"):
             found.append({"order": 4, "level": "note", "title": f"{node.name} reports no GPU", "text": node.facts["problem"], "links": []})
+        found += _disk_needs(node)
         for service in node.services.all():
             found += _service_needs(service, busy=service.pk in busy)
     for job in Job.objects.filter(state=JobState.LOST).select_related("service", "node"):
@@ -309,6 +311,27 @@ def needs(nodes: Sequence[Node]) -> list[dict[str, Any]]:
     found.sort(key=lambda n: n["order"])
     if found:
         found[0]["first"] = True
+    return found
+
+
+def _disk_needs(node: Node) -> list[dict[str, Any]]:
+    """Disks that fill up: hardly a share left, and little in bytes too (of a disk for models 5 % may be terabytes), or hardly an inode."""
+    found: list[dict[str, Any]] = []
+    if job_story.is_silent(node.seen_at):
+        return found  # what it told of its disks is old
+    for disk in cleanup_story.disks(node):
+        free, inodes = disk["free_bytes"], disk["inodes_share"] or 0.0
+        filled = disk["share"] is not None and disk["share"] > DISK_SHARE and free is not None and free < DISK_FREE_BYTES
+        if not filled and inodes <= DISK_SHARE:
+            continue
+        scan = cleanup_rows.newest_scans([node]).get(node.pk)
+        back = cleanup_rows.left(scan)["offered_bytes"] if scan is not None else 0
+        there = f"{size(free)} are free" if filled else f"{inodes:.0%} of its inodes are taken".replace("%", " %")
+        helps = f"{size(back)} can be given back on this node." if back else "A scan says what can be given back."
+        found.append({"order": 1 if filled and free < DISK_FULL_BYTES else 2, "level": "warning",
+                      "title": f"{disk['path']} of {node.name} is nearly full",
+                      "text": f"{there}. {helps} When it is full, services fail in odd ways.",
+                      "links": [("Clean up", cleanup_story.address(node, scan))]})
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from dashboard.models import BenchmarkRun, Job, JobLock, Service
+from dashboard.models import BenchmarkRun, Job, JobLock, Node, Service
 from tests.dashboard.pages import factory
 from tests.dashboard.pages.reading import text
 
@@ -44,6 +44,21 @@ def test_fleet_says_what_needs_a_person_worst_first(visitor: Client) -> None:
 
 def test_fleet_says_that_nothing_needs_a_person(visitor: Client, story: factory.Story) -> None:
     assert "Nothing needs you" in text(visitor.get("/"))
+
+
+@pytest.mark.parametrize(("left", "needs"), [
+    ({"free_bytes": 0}, "0 B are free."), ({"free_bytes": 9 * 10**9}, "9.0 GB are free."),
+    ({"used_bytes": 10**9, "inodes_free": 10}, "100 % of its inodes are taken."),
+    ({"free_bytes": 21 * 10**9}, ""), ({"free_bytes": None, "used_bytes": None, "inodes": None}, "")],
+    ids=["no-byte", "little", "no-inode", "some", "not-read"])
+def test_fleet_says_that_a_disk_is_nearly_full_and_leads_to_its_cleanup(
+        visitor: Client, story: factory.Story, left: dict[str, Any], needs: str) -> None:
+    disk = {"path": "/<i>", "what": "models", "total_bytes": 10**12, "used_bytes": 991 * 10**9, "free_bytes": 10**9, "inodes": 10**6,
+            "inodes_free": 10**6, **left}
+    Node.objects.filter(pk=story.the_node.pk).update(telemetry={**story.the_node.telemetry, "disks": [disk]})
+    seen = text(visitor.get("/"))
+    assert ("nearly full" in seen) is bool(needs) and needs in seen.replace("\u202f", " ")
+    assert ('href="/cleanup/practice/">Clean up' in visitor.get("/").content.decode()) is bool(needs)
 
 
 def test_fleet_shows_a_silent_node(visitor: Client) -> None:
