@@ -605,8 +605,17 @@ def check_root(path: str, *, config: NodeConfig | None, paths: NodePaths | None 
     """Raises BadInput for a folder that can be no root of a scan or purge, and Refused for one that this node's owner does not allow."""
     told = shown(path)[:300]
     root = _usual(path)
-    state = _state_of(root, told)
     _check_name(root, told)
+    practice_root = config.practice_root if config is not None and config.practice else ""
+    never = Never()
+    _zones(never, config, paths)
+    if (zone := never.covers(root, below=os.path.realpath(practice_root) if practice_root else "")) is not None:
+        raise Refused(f"`{told}` is, or lies in, {zone}", why="Nothing is ever deleted there", hint="Name another folder")
+    # Before anything is looked at: who may start a scan is not told what lies elsewhere on the node, and where its links lead
+    if config is not None and not any(is_inside(root, one) for allowed in _roots_of(config) for one in (allowed, os.path.realpath(allowed))):
+        raise Refused(f"This node does not allow to clean up in `{told}`", why=f"Allowed: {', '.join(_roots_of(config)) or 'no folder'}",
+                      hint=f"The node's owner can add \"{told}\" to `artifact_roots` in node.toml")
+    state = _state_of(root, told)
     if _is_home(root):
         raise BadInput(f"`{told}` is somebody's home", why="What lies there is not for others to judge", hint="Name a folder in it, such as a cache")
     if root not in MADE_FOR_TEMPORARY_FILES and is_mount_point(root, state):
@@ -614,14 +623,6 @@ def check_root(path: str, *, config: NodeConfig | None, paths: NodePaths | None 
     if (beside := next((name for name in NEVER_BESIDE if os.path.lexists(os.path.join(root, name))), None)) is not None:
         what = {"pyvenv.cfg": "an environment", **dict.fromkeys(("refs", "blobs", "snapshots"), "a cache of models")}.get(beside, "a model folder")
         raise BadInput(f"`{told}` is {what}: it holds {beside}", hint="Name the folder that leftovers are written into")
-    practice_root = config.practice_root if config is not None and config.practice else ""
-    never = Never()
-    _zones(never, config, paths)
-    if (zone := never.covers(root, below=os.path.realpath(practice_root) if practice_root else "")) is not None:
-        raise Refused(f"`{told}` is, or lies in, {zone}", why="Nothing is ever deleted there", hint="Name another folder")
-    if config is not None and not any(is_inside(root, os.path.realpath(allowed)) for allowed in _roots_of(config)):
-        raise Refused(f"This node does not allow to clean up in `{told}`", why=f"Allowed: {', '.join(_roots_of(config)) or 'no folder'}",
-                      hint=f"The node's owner can add \"{told}\" to `artifact_roots` in node.toml")
 
 
 def check_root_by_name(path: str) -> str:

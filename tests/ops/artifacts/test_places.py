@@ -216,8 +216,8 @@ def test_what_another_user_keeps_for_himself_is_not_entered(tmp_path: Path, monk
 @pytest.mark.parametrize(("path", "words"), [
     ("/", "root of the file system"), ("//", "root of the file system"), ("scratch", "no absolute path"), ("", "no absolute path"),
     ("-rf", "no absolute path"), ("/tmp/../etc", "`..`"), ("/home", "operating system"), ("/etc", "operating system"),
-    ("/usr/lib", "operating system"), ("/proc/self", "link"), ("/dev", "operating system"), ("/var", "operating system"),
-    ("/nonexistent/folder", "no folder"), ("/etc/passwd", "no folder"), ("/tmp/\0", "no absolute path"),
+    ("/usr/lib", "operating system"), ("/proc/self", "operating system"), ("/dev", "operating system"), ("/var", "operating system"),
+    ("/nonexistent/folder", "no folder"), ("/etc/passwd", "operating system"), ("/tmp/\0", "no absolute path"),
 ], ids=lambda text: text.replace("\0", "NUL"))
 def test_a_root_that_can_be_none_is_refused(path: str, words: str) -> None:
     with pytest.raises(BadInput) as caught:
@@ -415,3 +415,15 @@ def test_a_cache_within_what_would_go_is_its_services_too(tmp_path: Path, paths:
         started(tmp_path / "home", TMPDIR=str(outer.parent)), started(tmp_path / "home", VLLM_CACHE_ROOT=str(outer / "cache"))))
     inductor = next(kind for kind in kinds.builtin() if kind.name == "inductor-temp")
     assert found.services_of(inductor, str(outer)) == ["a", "b"]
+
+
+def test_who_names_a_root_elsewhere_learns_nothing_of_what_lies_there(tmp_path: Path, paths: NodePaths) -> None:
+    there, allowed = make(tmp_path / "there"), make(tmp_path / "allowed")
+    (tmp_path / "link").symlink_to(there)
+    (tmp_path / "file").touch()
+    told = set()
+    for name in ("there", "link", "file", "none", "link/x"):
+        with pytest.raises(Refused) as refused:
+            places.check_root(str(tmp_path / name), config=node(allowed), paths=paths)
+        told.add((refused.value.what.replace(f"{tmp_path}/{name}", "X"), refused.value.why))
+    assert len(told) == 1
