@@ -264,7 +264,7 @@ def _sum(rows: Iterable[dict[str, int]]) -> dict[str, int]:
 
 def planned(made: dict[str, Any]) -> dict[str, Any]:
     """What a redeploy by this plan can purge: `kinds` [{kind, title, words, count, files, size_bytes, why, ticked, kept, rows, more}], only those
-    with something that can be chosen; `kept` [{title, count, why}] of kinds with nothing but what must stay; `words`, `size_bytes` of what is ticked;
+    with something that can be chosen; `kept` [{words, why}] of kinds with nothing but what must stay; `words`, `size_bytes` of what is ticked;
     `problems`; `old`: planned by an earlier version, whose list no node purges any more.
     """
     cleanup = told(made.get("cleanup"))
@@ -280,7 +280,7 @@ def planned(made: dict[str, Any]) -> dict[str, Any]:
         whys = [text(why.get("why")) for why in listed(row.get("why_kept"))]
         if not there["count"]:
             if must_stay:
-                stay.append({"title": title, "count": must_stay, "why": whys[0] if whys else ""})
+                stay.append({"words": counted(must_stay, one, title), "why": "; ".join(whys[:3])})
             continue
         mine = [{"path": text(of.get("path")), "size_bytes": whole(of.get("size_bytes"))} for of in rows
                 if of.get("kind") == name and of.get("state") in (OFFERED, OPTIONAL)][:PATHS_OF_A_KIND]

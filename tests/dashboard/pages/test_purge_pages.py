@@ -41,7 +41,7 @@ def test_a_plan_offers_each_kind_with_count_size_reason_and_paths(visitor: Clien
     assert "3 stale compile caches 4.2 GB Compiled graphs for a vLLM version that no kept release has. Keeping: Spares about 2 minutes" in seen
     assert "All 3 paths; 1 more must stay" in seen
     assert "/srv/roundhouse/practice/tmp/dbg_layer34_000.pt 1.9 MB" in seen
-    assert "3 of the kind “Shared-memory segments” must stay: Open in Worker_TP0 (pid 613118)" in seen
+    assert "3 shared-memory segments must stay: Open in Worker_TP0 (pid 613118)" in seen
 
 
 def test_only_what_is_made_to_go_with_a_redeploy_is_ticked(visitor: Client, story: factory.Story) -> None:
