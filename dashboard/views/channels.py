@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any
 
 from django.contrib import messages
@@ -13,7 +11,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
-from dashboard import channel_forms, permissions
+from dashboard import audit, channel_forms, permissions
 from dashboard.channel_forms import ChannelForm
 from dashboard.models import AuditEntry, Channel, Job, Service
 from dashboard.views import signed_in
@@ -21,7 +19,6 @@ from ops.jobs.errors import BadInput
 from ops.jobs.events import FINAL_STATES
 
 ICONS = {"stable": "lock", "nightly": "live", "commit": "target", "wheelhouse": "file", "recipe": "ok", "index": "link"}
-VALUE_MAX = 2000  # characters of one value in the audit log
 
 
 def listed() -> list[dict[str, Any]]:
@@ -48,7 +45,7 @@ def channel_new_from(request: HttpRequest, preset: str) -> HttpResponse:
         try:
             with transaction.atomic():
                 Channel.objects.create(name=form.made.name, record=form.made.as_dict(), practice=form.made.practice)
-                _audit(request, "channel.create", form.made.name, {}, form.made.as_dict())
+                audit.changed(user=signed_in(request).pk, action="channel.create", subject=form.made.name, before={}, after=form.made.as_dict())
         except IntegrityError:
             form.add_error("name", f"There is a channel called {form.made.name} already")
         else:
@@ -73,7 +70,7 @@ def channel_edit(request: HttpRequest, name: str) -> HttpResponse:
             before = Channel.objects.select_for_update().get(pk=channel.pk).record
             if (after := form.made.as_dict()) != before:
                 Channel.objects.filter(pk=channel.pk).update(record=after, practice=form.made.practice)
-                _audit(request, "channel.edit", name, before, after)
+                audit.changed(user=signed_in(request).pk, action="channel.edit", subject=name, before=before, after=after)
         messages.success(request, f"Channel {name} is saved. Plans made before keep what they were made from.", extra_tags="ok")
         return redirect("channel_edit", name=name)
     return _page(request, form, channel)
@@ -87,7 +84,7 @@ def channel_remove(request: HttpRequest, name: str) -> HttpResponse:
     _refuse_announced(channel)
     if request.method == "POST":
         with transaction.atomic():
-            _audit(request, "channel.remove", name, channel.record, {})
+            audit.changed(user=signed_in(request).pk, action="channel.remove", subject=name, before=channel.record, after={})
             channel.delete()
         messages.success(request, f"Channel {name} is removed.", extra_tags="ok")
         return redirect(reverse("settings") + "#channels")
@@ -121,15 +118,3 @@ def _refuse_announced(channel: Channel) -> None:
     if channel.announced:
         raise BadInput(f"Channel `{channel.name}` is the practice box's own", why="Its node announces it, and would bring it back",
                        hint="Make a channel of your own for real services")
-
-
-def _audit(request: HttpRequest, action: str, name: str, before: dict[str, Any], after: dict[str, Any]) -> None:
-    """One row with what changed, field by field; of what is long (a recipe, hundreds of pins) only its hash."""
-    changed = {field: {"before": _short(before.get(field)), "after": _short(after.get(field))}
-               for field in sorted(before.keys() | after.keys()) if before.get(field) != after.get(field)}
-    AuditEntry.objects.create(by_id=signed_in(request).pk, action=action, subject=name, data={"changed": changed})
-
-
-def _short(value: Any) -> Any:
-    text = json.dumps(value, sort_keys=True)
-    return value if len(text) <= VALUE_MAX else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"

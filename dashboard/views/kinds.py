@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any
 
 from django.contrib import messages
@@ -13,13 +11,11 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
-from dashboard import kind_forms, permissions
+from dashboard import audit, kind_forms, permissions
 from dashboard.kind_forms import KindForm
 from dashboard.models import ArtifactKind, AuditEntry
 from dashboard.views import signed_in
 from ops.jobs.errors import BadInput
-
-VALUE_MAX = 2000  # characters of one value in the audit log
 
 
 @require_safe
@@ -40,7 +36,7 @@ def kind_new(request: HttpRequest) -> HttpResponse:
         try:
             with transaction.atomic():
                 ArtifactKind.objects.create(name=name, record=form.made)
-                _audit(request, "kind.create", name, {}, form.made)
+                audit.changed(user=signed_in(request).pk, action="kind.create", subject=name, before={}, after=form.made)
         except IntegrityError:
             form.add_error("name", f"There is a kind called {name} already")
         else:
@@ -62,7 +58,7 @@ def kind_edit(request: HttpRequest, name: str) -> HttpResponse:
             if form.made != before:
                 row.record = form.made
                 row.save(update_fields=["record", "changed_at"])
-                _audit(request, "kind.edit", name, before, form.made)
+                audit.changed(user=signed_in(request).pk, action="kind.edit", subject=name, before=before, after=form.made)
         messages.success(request, f"{form.made['title']} are saved. Previews made before keep what they were made from.", extra_tags="ok")
         return redirect("kind_edit", name=name)
     return _page(request, form, stored)
@@ -75,7 +71,7 @@ def kind_remove(request: HttpRequest, name: str) -> HttpResponse:
     stored = get_object_or_404(ArtifactKind, name=name)
     if request.method == "POST":
         with transaction.atomic():
-            _audit(request, "kind.remove", name, stored.record, {})
+            audit.changed(user=signed_in(request).pk, action="kind.remove", subject=name, before=stored.record, after={})
             stored.delete()
         messages.success(request, f"The kind {name} is removed. No further scan looks for it.", extra_tags="ok")
         return redirect(reverse("settings") + "#kinds")
@@ -94,15 +90,3 @@ def _page(request: HttpRequest, form: KindForm, stored: ArtifactKind | None) -> 
                     "title": stored.record.get("title") or stored.name,
                     "changes": list(AuditEntry.objects.filter(action__startswith="kind.", subject=stored.name).select_related("by")[:8])}
     return render(request, "settings/kind.html", context, status=400 if form.is_bound and form.errors else 200)
-
-
-def _audit(request: HttpRequest, action: str, name: str, before: dict[str, Any], after: dict[str, Any]) -> None:
-    """One row with what changed, field by field; of what is long only its hash."""
-    changed = {field: {"before": _short(before.get(field)), "after": _short(after.get(field))}
-               for field in sorted(before.keys() | after.keys()) if before.get(field) != after.get(field)}
-    AuditEntry.objects.create(by_id=signed_in(request).pk, action=action, subject=name, data={"changed": changed})
-
-
-def _short(value: Any) -> Any:
-    text = json.dumps(value, sort_keys=True)
-    return value if len(text) <= VALUE_MAX else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
