@@ -6,6 +6,7 @@ its field. Which folders may be cleaned up at all is each node's own to say: `ar
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from ops.artifacts.places import MADE_FOR_TEMPORARY_FILES, check_root_by_name
 from ops.jobs.errors import BadInput
 
 TAKEN = frozenset({"new"})  # an address of our own pages
-OWN_MOST = 100  # kinds: every scan takes all of them along
+OWN_MOST = 100  # kinds: every scan, and every plan, takes all of them along
+OWN_BYTES_MOST = 512 * 1024  # of all of them, as JSON: an order may have 2 MB
 LINES_MOST = 50  # folders, and patterns, of one kind
 HOUR, DAY = 3600, 86400
 UNITS = {"hours": HOUR, "days": DAY}
@@ -153,6 +155,10 @@ class KindForm(forms.Form):
             made = kinds.own([STAND_INS | record])[0]
         except BadInput as error:  # only together, which no rule of today does
             self.add_error(None, _words(error))
+            return cleaned
+        others = ArtifactKind.objects.exclude(name=made.name).values_list("record", flat=True)
+        if len(json.dumps([*others, made.as_dict()])) > OWN_BYTES_MOST:
+            self.add_error(None, f"All kinds of your own together may have {OWN_BYTES_MOST // 1024} KiB: name fewer folders")
             return cleaned
         self.made = made.as_dict()
         return cleaned

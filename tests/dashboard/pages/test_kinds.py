@@ -103,6 +103,14 @@ def test_a_name_that_is_taken_is_refused(visitor: Client) -> None:
     assert "already" in problems(add(visitor))["name"] and ArtifactKind.objects.count() == 1
 
 
+def test_all_own_kinds_together_fit_an_order(visitor: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(visitor)
+    monkeypatch.setattr(kind_forms, "OWN_BYTES_MOST", 1024)
+    response = add(visitor, name="another", places="\n".join(f"/scratch/{n:0>50}" for n in range(10)))
+    assert response.status_code == 400 and "All kinds of your own together" in response.content.decode()
+    assert ArtifactKind.objects.count() == 1
+
+
 def test_removing_asks_first_and_says_what_the_last_scan_lists(visitor: Client, story: Story) -> None:
     ArtifactKind.objects.create(name="bench-scratch", record=cleanup_data.OWN_KIND)
     cleanup_data.scan_job(story)
