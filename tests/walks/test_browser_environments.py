@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.walks.browser_console import chromium, sign_in
+from tests.walks.browser_console import chromium, served, sign_in
 from tests.walks.practice_stack import PracticeStack, practice_stack, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -23,13 +23,9 @@ def stack(short_path: Path) -> Iterator[PracticeStack]:
         yield made
 
 
-def reload_until(page: Page, text: str | re.Pattern[str]) -> None:
+def reload_until(page: Page, text: str) -> None:
     """The pages of a service are complete when they are loaded; what a node says a moment later, the next load shows."""
-    def there() -> bool:
-        page.reload()
-        return page.get_by_text(text).count() > 0
-
-    wait_until(there, 60, f"{page.url} shows {text}")
+    wait_until(lambda: text in served(page, page.url) and page.reload() and page.get_by_text(text).count(), 60, f"{page.url} shows {text}")
 
 
 def job_ends_well(page: Page) -> None:
@@ -90,7 +86,7 @@ def test_a_person_finds_edits_redeploys_and_rolls_back(stack: PracticeStack) -> 
 
         # and the way back
         page.goto(service)
-        reload_until(page, re.compile("Roll back"))
+        reload_until(page, "Roll back")
         current = page.get_by_role("row").filter(has=page.locator(".tag", has_text="current"))
         expect(current).to_contain_text("dev344")
         page.get_by_role("row", name=re.compile("dev313")).get_by_role("link", name=re.compile("^Roll back")).click()

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from ops.agent.config import NodePaths
 from ops.practice import box
-from tests.walks.browser_console import chromium, sign_in
+from tests.walks.browser_console import chromium, served, sign_in
 from tests.walks.practice_stack import PracticeStack, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
@@ -33,7 +33,8 @@ def test_a_person_adds_guards_and_removes_one(stack: PracticeStack) -> None:
         return list(json.loads(stored.read_text())["guards"])
 
     def shows(page: Page, words: str) -> None:
-        wait_until(lambda: page.goto(service) and page.locator("#guards").get_by_text(words).count(), 60, f"the page shows {words}")
+        wait_until(lambda: words in served(page, service) and page.goto(service) and page.locator("#guards").get_by_text(words).count(), 60,
+                   f"the page shows {words}")
 
     with chromium() as browser:
         page = sign_in(browser, stack.sign_in_link, said)

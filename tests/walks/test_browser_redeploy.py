@@ -46,7 +46,7 @@ def points_drawn(page: Page) -> int:
 def test_a_person_redeploys_and_watches_it_to_the_report(stack: PracticeStack) -> None:
     said: list[str] = []
     with chromium() as browser:
-        page = browser.new_context(viewport={"width": 1440, "height": 1000}).new_page()
+        page = browser.new_context(viewport={"width": 1440, "height": 1000}, reduced_motion="reduce").new_page()
         page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: said.append(f"error: {error}"))
 

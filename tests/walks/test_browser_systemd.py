@@ -17,7 +17,7 @@ from playwright.sync_api import Error, Page, expect
 
 from tests.fakes.sandbox import REPOSITORY, Product, Sandbox, sandbox
 from tests.ops.services.test_adoption import make_environment
-from tests.walks.browser_console import chromium, sign_in
+from tests.walks.browser_console import chromium, served, sign_in
 from tests.walks.practice_stack import free_port, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
@@ -93,20 +93,21 @@ class Person:
     service: str
     said: list[str]  # console messages and page errors: there should be none
 
-    def opens(self) -> bool:
-        """Whether the page of the service came; it may read itself anew at that very moment."""
+    def opens(self, words: str = "") -> bool:
+        """Whether the page of the service came, which has these words; it may read itself anew at that very moment."""
         try:
-            return self.page.goto(self.service) is not None
+            return words in served(self.page, self.service) and self.page.goto(self.service) is not None
         except Error as error:
             if "ERR_ABORTED" not in error.message:
                 raise
             return False
 
     def sees(self, state: str) -> None:
-        wait_until(lambda: self.opens() and self.page.locator(f"[data-service-state={state}]").count(), 60, f"the page says {state}")
+        wait_until(lambda: f'data-service-state="{state}"' in self.page.request.get(self.service).text() and self.opens()
+                   and self.page.locator(f"[data-service-state={state}]").count(), 60, f"the page says {state}")
 
     def reads(self, words: str) -> None:
-        wait_until(lambda: self.opens() and words in self.page.inner_text("main"), 60, f"the page says {words}")
+        wait_until(lambda: self.opens(words) and words in self.page.inner_text("main"), 60, f"the page says {words}")
 
     def does(self, button: str, then: str) -> None:
         self.page.get_by_role("group", name="Control vllm-tiny").get_by_role("link", name=button).click()

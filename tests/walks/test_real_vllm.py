@@ -88,7 +88,7 @@ def test_a_real_vllm_is_adopted_rebuilt_and_told_why_it_died(short_path: Path) -
         assert box.shows(UNIT, "ActiveState", "Result") == {"ActiveState": "inactive", "Result": "success"}, "Restart=on-failure does not fire"
 
         with chromium() as browser:
-            page = browser.new_context(viewport={"width": 1440, "height": 1000}).new_page()
+            page = browser.new_context(viewport={"width": 1440, "height": 1000}, reduced_motion="reduce").new_page()
             page.goto(product.sign_in_link)
             page.get_by_role("button", name=re.compile("sign in", re.I)).click()
             page.goto(f"{product.address}/services/box/vllm-tiny/")
