@@ -153,6 +153,8 @@ def start_redeploy(*, plan_job: Job, user: AbstractBaseUser | None, options: dic
                        hint="Confirm it on the plan's page, or make room for the backup copy and plan again", kind="no_rollback")
     params |= {"preset": options.get("preset") or "quick", "accept_no_rollback": accepted,
                **{name: bool(options.get(name, True)) for name in ("smoke", "sweep", "rollback")}, **_purge_of_plan(plan, options)}
+    if params["purge"]:
+        snapshot["kinds"] = cleanup_rows.own_kinds()  # as they are now: one that was removed or changed since the plan takes no more than it says now
     if params["sweep"] and plan_job.service is not None:
         snapshot |= _with_baseline(plan_job.service)
     return start(type="redeploy", node=plan_job.node, service=plan_job.service, user=user, idempotency_key=idempotency_key, params=params,

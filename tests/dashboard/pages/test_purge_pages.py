@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 
 from dashboard import dispatch, job_story, purge_story
-from dashboard.models import Job
+from dashboard.models import ArtifactKind, Job, JobLock
 from ops.artifacts.found import Choice, shown
 from ops.jobs.errors import BadInput
 from ops.jobs.events import EventType
@@ -71,6 +71,17 @@ def test_a_kind_that_the_plan_did_not_find_is_refused(visitor: Client, story: fa
 def test_a_redeploy_that_says_nothing_of_kinds_purges_what_the_page_has_ticked(story: factory.Story, redis_url: str) -> None:
     plan = story.plan_job()
     assert dispatch.start_redeploy(plan_job=plan, user=None, options={}).params["purge_kinds"] == ["debug-tensor"]
+
+
+def test_a_redeploy_takes_the_kinds_of_admins_along_as_they_are_when_it_is_confirmed(story: factory.Story, redis_url: str) -> None:
+    plan, purges = story.plan_job(), cleanup_data.OWN_KIND
+    ArtifactKind.objects.create(name="bench-scratch", record=purges)
+    job = dispatch.start_redeploy(plan_job=plan, user=None, options={})
+    assert job.envelope["snapshot"]["kinds"] == [purges]
+    Job.objects.filter(pk=job.pk).update(state="succeeded")
+    JobLock.objects.update(held=False)
+    ArtifactKind.objects.all().delete()
+    assert dispatch.start_redeploy(plan_job=plan, user=None, options={}).envelope["snapshot"]["kinds"] == []
 
 
 def test_a_plan_without_leftovers_says_so(visitor: Client, story: factory.Story) -> None:
