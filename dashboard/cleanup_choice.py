@@ -10,8 +10,10 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from dashboard import cleanup_rows
 from dashboard.models import ArtifactScan, PurgedArtifact, ScannedArtifact
 from ops.artifacts.found import CHOSEN_MOST, GONE, KEPT, OFFERED, OPTIONAL, PARTS, Choice
+from ops.artifacts.kinds import all_kinds
 from ops.jobs.errors import BadInput
 
 AT_ONCE = 500  # numbers in one query: databases take a limited number of parameters
@@ -59,10 +61,16 @@ def less_gone(scan: ArtifactScan, choice: Choice) -> Choice:
 
 
 def services(scan: ArtifactScan, choice: Choice) -> list[str]:
-    """Names of the services whose artifacts `choice` takes, sorted: a purge locks them. Of a kind that is not wholly listed, and of which something
-    belongs to a service: all services of the node, because the rest may belong to any of them."""
+    """Names of the services whose artifacts `choice` takes, sorted: a purge locks them. All services of the node where any of them may be meant: of
+    a kind that is not wholly listed and of which something belongs to a service, and of a cache that several may use and that goes only while they
+    are stopped."""
     known = {kind["kind"]: kind for kind in scan.summary.get("kinds") or []}
+    stopped = {kind.name for kind in all_kinds(cleanup_rows.own_kinds()) if kind.needs_all_stopped}
+    shared = scan.artifacts.filter(kind__in=stopped, service="").exclude(state=KEPT)
     without, found = set(choice.without), set()
+    if shared.filter(kind__in=choice.kinds).exists() or any(row.kind in stopped and not row.service and row.state != KEPT
+                                                            for row in _rows(scan, set(choice.numbers) - without)):
+        return sorted(scan.node.services.values_list("name", flat=True))[:SERVICES_MOST]
     for name in dict.fromkeys(choice.kinds):
         of_kind = scan.artifacts.filter(kind=name).exclude(state=KEPT)
         named = dict(of_kind.exclude(service="").values_list("number", "service"))

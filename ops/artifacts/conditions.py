@@ -114,7 +114,7 @@ class Conditions:
 
     def _stopped(self, kind: Kind, path: str, state: os.stat_result, newest_ns: int) -> str | None:
         del newest_ns
-        for name in self._services(kind, path):
+        for name in self.services_of(kind, path):
             status = self._status(name)
             if status.state not in (ServiceState.STOPPED, ServiceState.FAILED) or status.ending or status.restarting:
                 return f"`{name}` runs, and may use it" if status.runs else f"It cannot be told that `{name}` is stopped: {status.detail}"
@@ -125,7 +125,7 @@ class Conditions:
         """What stands in the way is a run of the file's own owner (or of one that is not known) that began before the file was made."""
         made = max(newest_ns, state.st_ctime_ns, state.st_mtime_ns) / 1e9 + 2.0  # clocks of files and processes differ a little
         users = self.places.users if self.places is not None else {}
-        for name in self._services(kind, path):
+        for name in self.services_of(kind, path):
             if users.get(name) not in (None, state.st_uid):
                 continue
             status = self._status(name)
@@ -138,7 +138,7 @@ class Conditions:
         stranger = next((one for one in self._others() if one.uid in (None, state.st_uid) and made > one.started_at), None)
         return None if stranger is None else f"A server that is no service here (pid {stranger.pid}) runs, and may have made it"
 
-    def _services(self, kind: Kind, path: str) -> list[str]:
+    def services_of(self, kind: Kind, path: str) -> list[str]:
         """Those that could use what lies at `path`: the same for all that lies in one folder."""
         key = (kind.name, os.path.dirname(path))
         if (known := self._users_of.get(key)) is None:
@@ -185,7 +185,7 @@ class Conditions:
     def _not_installed(self, kind: Kind, path: str, state: os.stat_result, newest_ns: int) -> str | None:
         del state, newest_ns
         wanted = os.path.basename(path).partition("+")[0]
-        services = self._services(kind, path)
+        services = self.services_of(kind, path)
         for name in services:
             versions, problem = self._installed(self._by_name[name])
             if wanted in versions:
@@ -206,7 +206,7 @@ class Conditions:
     def _not_in_use(self, kind: Kind, path: str, state: os.stat_result, newest_ns: int) -> str | None:
         del newest_ns
         key, folder = os.path.basename(path), os.path.dirname(path)
-        services = self._services(kind, path)
+        services = self.services_of(kind, path)
         for name in services:
             used, problem = self._named(self._by_name[name])
             if key in used:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -105,6 +106,11 @@ class Kind(Record):
                 return True
         return False
 
+    @property
+    def needs_all_stopped(self) -> bool:
+        """Every service that could use it must be stopped while it goes, so a purge locks them all: none may start in the middle of a cache."""
+        return "service-stopped" in self.conditions
+
     def count(self, number: int) -> str:
         """`35 debug tensors`."""
         return counted(number, self.one, self.title)
@@ -131,10 +137,21 @@ NEVER_BESIDE = ("config.json", "pyvenv.cfg", "model.safetensors.index.json", "to
 
 
 def shape(descriptor: int) -> str | None:
-    """Why an open folder is never entered, by what lies in it; None if it may be."""
+    """Why an open folder is never entered, by what lies in it; None if it may be.
+
+    Where everybody may write (/tmp), anybody could shut a cleanup out with one file: there only files of root, of the folder's owner and of this
+    process's user count, and `config.json` alone, the most common name of them, does not make a model.
+    """
+    state = os.fstat(descriptor)
+    shared = bool(state.st_mode & stat.S_IWOTH)
     for name in NEVER_BESIDE:
-        if os.access(name, os.F_OK, dir_fd=descriptor, follow_symlinks=False):
-            return f"It holds `{name}`, so it is a model, an environment or a hub cache"
+        try:
+            found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+        except OSError:  # not there; a folder that may not be searched is told by the walk
+            continue
+        if shared and (name == "config.json" or found.st_uid not in (0, os.geteuid(), state.st_uid)):
+            continue
+        return f"It holds `{name}`, so it is a model, an environment or a hub cache"
     return None
 
 

@@ -53,6 +53,7 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108
 _COREDUMPS = {"systemd-coredump": "/var/lib/systemd/coredump", "apport": "/var/lib/apport/coredump"}
 FLASHINFER_DUMPS = "flashinfer_dumps"
 NOT_LOOKED = "was not looked into"
+NAMED = "named for this scan"  # and known as nothing else: no record says what lies in it
 # Folders of the operating system. Of the first nothing is a leftover, of the others not the folder itself.
 _SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/run", "/sbin", "/sys", "/usr")
 _TOP = ("/home", "/lost+found", "/media", "/mnt", "/opt", "/root", "/srv", "/var", "/var/lib", "/var/log", "/var/cache", "/var/spool")
@@ -258,7 +259,7 @@ def _within(places: list[Place], roots: list[str]) -> list[Place]:
     for root in roots:
         inside = [place if is_inside(place.path, root) else replace(place, path=root) for place in places
                   if is_inside(place.path, root) or (is_inside(root, place.path) and place.name not in ("releases", "uv-cache"))]
-        for place in inside or [Place("scratch", root, why="named for this scan")]:
+        for place in inside or [Place("scratch", root, why=NAMED)]:
             chosen.setdefault((place.name, place.path), place)
     return list(chosen.values())
 

@@ -294,6 +294,10 @@ class _Purge:
     def _one(self, artifact: Artifact, kind: Kind, tree: Tree | None, entry: Entry) -> Entry:
         if artifact.service and artifact.service not in self._locked:
             raise Stays(f"It belongs to `{artifact.service}`, which this purge does not lock")
+        if kind.needs_all_stopped:
+            free = sorted(set(self._conditions.services_of(kind, artifact.path)) - self._locked)
+            if free:
+                raise Stays(f"`{free[0]}` may use it, and this purge does not lock it", "A service may use it that this purge does not lock")
         if kind.method != "files":
             if artifact.unit != kind.unit or not any(is_inside(artifact.path, place.path) for place in self._places.of(kind)):
                 raise Stays("It lies outside of the folders that a purge may touch")

@@ -21,7 +21,7 @@ from ops.artifacts.found import KEPT, OFFERED, OPTIONAL, Artifact, shown
 from ops.artifacts.holders import Holders
 from ops.artifacts.kinds import Kind, shape
 from ops.artifacts.methods import measure
-from ops.artifacts.places import Place, Places
+from ops.artifacts.places import NAMED, Place, Places
 from ops.artifacts.preview import PreviewWriter, Row, type_of
 from ops.artifacts.recognise import Match, Picker, Pickers
 from ops.artifacts.walk import Frame, open_folder, walk
@@ -159,6 +159,7 @@ def scan(places: Places, kinds: Sequence[Kind], *, conditions: Conditions | None
 
 
 _NOT_THERE = "It is not there"
+_ONLY_ITS_NAME = "No service says that its debug code writes here, so only its name speaks for it: it may be somebody's checkpoint"
 _WRITTEN = "It was written to while the scan ran, or its time lies ahead"
 
 
@@ -400,6 +401,8 @@ class _Scan:
         kind = match.kind
         if told is not None:
             standing, (why, reason) = KEPT, told
+        elif match.place.why == NAMED and kind.places == ["scratch"]:
+            standing, why, reason = OPTIONAL, _ONLY_ITS_NAME, _ONLY_ITS_NAME
         else:
             standing, why = (OFFERED, kind.leftover) if kind.offered else (OPTIONAL, kind.keeping)
             reason = why

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ops import cleaning
 from ops.agent.config import NodeConfig, NodePaths
 from ops.artifacts import kinds as kinds_of_leftovers
 from ops.artifacts.found import KEPT, OFFERED, OPTIONAL, Artifact, Choice, Entry, shown
@@ -465,6 +466,16 @@ def _print_tree(artifact: Artifact, tree: Tree | None) -> None:
 Purged = tuple[dict[str, Any], Path, str]  # data of PURGE_RESULT, the manifest, how it ended
 
 
+def _to_lock(preview: Preview, choice: Choice, paths: NodePaths) -> list[str]:
+    """The services that something chosen belongs to, or all of the node for a cache that several may use: it goes only while they are stopped."""
+    stopped = {kind.name for kind in preview.header.kinds if kind.needs_all_stopped}
+    found = {(artifact.service, artifact.kind in stopped) for artifact, _ in preview.artifacts(choice)}
+    named = {service for service, _ in found if service}
+    if ("", True) in found:
+        named |= {record.name for record in cleaning.node_records(paths)}
+    return sorted(named)
+
+
 def _purge_job(arguments: argparse.Namespace, preview: Preview, choice: Choice) -> Purged:
     """The same job that the console starts: it locks purges of this node, and the services that something chosen belongs to."""
     paths = NodePaths.default()
@@ -473,7 +484,7 @@ def _purge_job(arguments: argparse.Namespace, preview: Preview, choice: Choice) 
                        hint="Scan this node, then choose from that")
     targets.own_node(paths)
     paths.make()
-    services = sorted({artifact.service for artifact, _ in preview.artifacts(choice) if artifact.service})
+    services = _to_lock(preview, choice, paths)
     params = {"scan": _hand_over(paths, preview), "digest": preview.digest, "choice": choice.as_dict(), "services": services}
     result, error = jobs.execute(arguments, "purge", None, params)
     if "purge" not in result:

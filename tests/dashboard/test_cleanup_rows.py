@@ -289,6 +289,20 @@ def test_a_kind_that_is_not_wholly_listed_may_belong_to_any_service_of_the_node(
     assert cleanup_choice.services(scan, Choice(kinds=["ipc-socket", "nccl-dump"])) == []
 
 
+def test_a_cache_that_several_services_may_use_locks_all_of_the_node(story: Story) -> None:
+    scan, _ = scanned(story)
+    story.the_service.pk = None
+    story.the_service.name = "glm-5"
+    story.the_service.save()
+    row = scan.artifacts.filter(kind="debug-tensor").first()
+    row.kind, row.service = "triton-cache", ""
+    row.save()
+    assert cleanup_choice.services(scan, Choice(numbers=[row.number])) == ["glm-5", "kimi-k25"]
+    row.service = "glm-5"
+    row.save()
+    assert cleanup_choice.services(scan, Choice(numbers=[row.number])) == ["glm-5"]
+
+
 def test_a_purge_of_nothing_or_of_a_scan_that_has_not_ended_is_refused(story: Story, operator: User) -> None:
     scan, found = scanned(story)
     numbers = [row.number for row in found.of("flashinfer-jit")]

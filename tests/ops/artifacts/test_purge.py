@@ -16,6 +16,7 @@ import pytest
 from ops.artifacts import kinds as known
 from ops.artifacts import manifest as manifests
 from ops.artifacts import purge as purging
+from ops.artifacts.conditions import Conditions
 from ops.artifacts.found import Artifact, Choice, Entry
 from ops.artifacts.places import Place, Places
 from ops.artifacts.preview import Header, Preview, PreviewWriter, Row
@@ -331,6 +332,16 @@ def test_what_belongs_to_a_service_goes_only_while_that_is_locked(box: Leftovers
     box.purge()
     assert {entry.why for entry in box.told} == {"It belongs to `kimi`, which this purge does not lock"}
     assert box.purge(locked_services=frozenset({"kimi"})).deleted.count == 2
+
+
+def test_a_cache_that_several_services_may_use_goes_only_while_all_of_them_are_locked(box: Leftovers, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Conditions, "services_of", lambda self, kind, path: ["glm", "kimi"])
+    box.scan()
+    kinds = [replace(TENSOR, conditions=["service-stopped"])]
+    box.purge(kinds=kinds, locked_services=frozenset({"kimi"}))
+    assert {entry.why for entry in box.told} == {"`glm` may use it, and this purge does not lock it"}
+    monkeypatch.setattr(Conditions, "verdict", lambda self, kind, path, **more: None)
+    assert box.purge(kinds=kinds, locked_services=frozenset({"glm", "kimi"})).deleted.count == 2
 
 
 def test_conditions_count_when_it_goes_not_only_when_it_was_found(box: Leftovers):

@@ -18,7 +18,7 @@ from ops.artifacts import walk as walking
 from ops.artifacts.found import Artifact
 from ops.artifacts.holders import Holders
 from ops.artifacts.kinds import NEVER_BESIDE, Kind
-from ops.artifacts.places import Never, Place, Places
+from ops.artifacts.places import NAMED, Never, Place, Places
 from ops.artifacts.preview import Header, Preview, PreviewWriter
 from ops.artifacts.recognise import Picker, Pickers
 from ops.artifacts.scan import ScanResult, scan
@@ -195,6 +195,25 @@ def test_a_model_an_environment_or_a_hub_cache_is_never_entered(root: Path, besi
     assert look(root, TENSOR, kind("folder", "model", unit="folder")).names == ["a.pt"]
     inside = look(root / "model", TENSOR)
     assert inside.names == [] and f"`{beside}`" in inside.result.places[0]["problem"]
+
+
+def test_where_everybody_may_write_nobody_shuts_a_cleanup_out_with_one_file(root: Path):
+    write(root / "a.pt")
+    write(root / "config.json")
+    assert look(root, TENSOR).names == []
+    root.chmod(0o1777)
+    assert look(root, TENSOR).names == ["a.pt"]
+    write(root / "tokenizer.json")
+    assert look(root, TENSOR).names == []
+    if os.geteuid() == 0:
+        os.chown(root / "tokenizer.json", 65534, 65534)
+        assert look(root, TENSOR).names == ["a.pt"]
+
+
+def test_in_a_folder_that_no_record_knows_the_ending_of_a_name_offers_nothing(root: Path):
+    write(root / "checkpoint.pt")
+    found = look(root, TENSOR, places=[Place("scratch", str(root), why=NAMED)])
+    assert found["checkpoint.pt"].state == "optional" and "checkpoint" in found["checkpoint.pt"].why
 
 
 def test_zones_are_never_entered_under_any_name(root: Path):
@@ -447,7 +466,7 @@ def test_a_folder_of_many_entries_takes_no_memory_for_each(root: Path, tmp_path:
     code = """
 import resource, sys
 from pathlib import Path
-from ops.artifacts.places import Never, Place, Places
+from ops.artifacts.places import NAMED, Never, Place, Places
 from ops.artifacts.preview import Header, PreviewWriter
 from ops.artifacts.scan import scan
 from tests.ops.artifacts.test_scan import kind
