@@ -228,16 +228,24 @@ def wanted_with_redeploy(params: dict[str, Any]) -> list[str] | None:
 
 
 def choice_of_plan(context: Context) -> Choice | None:
-    """What a redeploy deletes of its plan's preview; None: nothing. Raises BadInput for a kind that the plan found nothing of."""
-    found = context.facts["plan"].get("cleanup") or {}
-    known = {kind["kind"]: kind for kind in found.get("kinds") or []}
+    """What a redeploy deletes of its plan's preview; None: nothing. Raises BadInput for a kind that the plan found nothing of, and for a plan that
+    does not say which preview it is."""
     wanted = wanted_with_redeploy(context.params)
-    if wanted is None:
-        wanted = [name for name, kind in known.items() if kind["with_redeploy"] and kind["offered_by_default"]]
-    elif unknown := sorted(set(wanted) - known.keys()):
-        raise BadInput(f"The plan found no leftovers of a kind `{unknown[0][:60]}`", hint="Choose among those of the plan, or make a new one")
-    wanted = [name for name in wanted if name in known and any(known[name][state]["count"] for state in (OFFERED, OPTIONAL))]
-    return Choice(kinds=wanted) if wanted else None
+    try:
+        found = context.facts["plan"].get("cleanup") or {}
+        known = {kind["kind"]: kind for kind in found.get("kinds") or []}
+        there = {name for name, kind in known.items() if any(kind[state]["count"] for state in (OFFERED, OPTIONAL))}
+        if wanted is None:
+            wanted = [name for name, kind in known.items() if kind["with_redeploy"] and kind["offered_by_default"]]
+        elif unknown := sorted(set(wanted) - known.keys()):
+            raise BadInput(f"The plan found no leftovers of a kind `{unknown[0][:60]}`", hint="Choose among those of the plan, or make a new one")
+        chosen = Choice(kinds=[name for name in wanted if name in there])
+        if chosen.kinds:
+            check_purge({"scan": found["scan"], "digest": found["digest"], "services": [], "choice": chosen.as_dict()})
+    except (KeyError, TypeError, AttributeError, Refused) as error:
+        raise BadInput("What the plan says of leftovers has the wrong form", why=error.what if isinstance(error, Refused) else repr(error)[:200],
+                       hint="Nothing was changed. Make a new plan, or redeploy without a purge") from error
+    return chosen if chosen.kinds else None
 
 
 def purge_planned(context: Context) -> str:
@@ -247,9 +255,11 @@ def purge_planned(context: Context) -> str:
         return "nothing was chosen"
     try:
         return _purge(context, scan=str(found["scan"]), digest=str(found["digest"]), choice=choice, locked=frozenset({context.the_service.name}))
-    except OpsError as error:
-        context.finding("purge", "warning", f"Leftovers were not deleted: {error.what}", why=error.why, fix=error.hint or "Purge on the node's page")
-        context.facts["partial"] = f"Leftovers were not deleted: {error.what}"
+    except (OpsError, OSError) as error:  # a disk that is full, say: what serves is not rolled back for it
+        what, why, fix = (error.what, error.why, error.hint) if isinstance(error, OpsError) else (error.strerror or str(error),
+                                                                                                 shown(str(error.filename or "")), "")
+        context.finding("purge", "warning", f"Leftovers were not deleted: {what}", why=why, fix=fix or "Purge on the node's page")
+        context.facts["partial"] = f"Leftovers were not deleted: {what}"
         tell_what_went(context)  # of one that was cut off by its deadline
         return "not all of it was deleted"
 

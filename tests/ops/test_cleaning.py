@@ -368,6 +368,30 @@ def test_a_redeploys_kinds_must_be_those_of_its_plan(node: Node) -> None:
             redeploy.steps(context)
 
 
+def test_a_plan_that_does_not_say_what_it_found_is_refused_before_the_service_is_touched(node: Node) -> None:
+    node.tensors(1)
+    context = planned(node)
+    whole = context.facts["plan"]["cleanup"]
+    wrong: list[Any] = ["x", {**whole, "kinds": ["debug-tensor"]}, {**whole, "kinds": [{"kind": "debug-tensor"}]}, {**whole, "scan": "../../x"},
+                        {**whole, "digest": None}, {key: value for key, value in whole.items() if key != "scan"}, {**whole, "kinds": 7}]
+    for one in wrong:
+        context.facts["plan"]["cleanup"] = one
+        with pytest.raises(BadInput, match=r"wrong form|must name the digest"):
+            cleaning.choice_of_plan(context)
+
+
+def test_a_disk_that_fails_costs_a_redeploy_nothing_but_the_purge(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    [tensor], context = node.tensors(1), planned(node)
+
+    def full(*arguments: Any, **options: Any) -> int:
+        raise OSError(28, "No space left on device", str(node.paths.locks))
+
+    monkeypatch.setattr(cleaning.os, "open", full)
+    assert cleaning.purge_planned(context) == "not all of it was deleted"
+    monkeypatch.undo()
+    assert tensor.exists() and context.facts["partial"] == "Leftovers were not deleted: No space left on device"
+
+
 def test_a_preview_that_is_gone_costs_a_redeploy_nothing_but_the_purge(node: Node) -> None:
     [tensor] = node.tensors(1)
     context = planned(node)
