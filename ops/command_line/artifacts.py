@@ -503,13 +503,13 @@ def _hand_over(paths: NodePaths, preview: Preview) -> str:
     from ops.artifacts.preview import Preview as Reader
 
     for known in sorted(paths.previews.glob("*.jsonl")):
-        if known.stat().st_size != preview.size_bytes:
-            continue
         try:
+            if known.stat().st_size != preview.size_bytes:
+                continue
             with Reader.open(known) as other:
                 if other.digest == preview.digest:
                     return known.stem
-        except BadInput:  # somebody changed that one
+        except (BadInput, FileNotFoundError):  # somebody changed that one, or a scan tidied it away just now
             continue
     name = str(uuid.uuid4())
     _copy(preview.path, paths.previews / f"{name}.jsonl")

@@ -326,6 +326,7 @@ def test_on_a_node_a_scan_and_a_purge_are_jobs_with_their_locks(practice: Box, t
     assert unasked["open_checked"] is False and any("not looked at which files are open" in problem for problem in unasked["problems"])
     assert re.search(rf" root +{practice.record.name} +{tmp}/", ops("artifacts", "show", str(preview)).stdout)
     choice = ("--all-offered",)
+    (practice.paths.previews / "0.jsonl").symlink_to("gone")  # as one that another scan tidies away at that moment
     lock = f"service:{practice.record.name}"
     held = claim.lock_all(practice.paths, [lock])
     try:
