@@ -91,7 +91,7 @@ def up(short_path: Path) -> Iterator[Callable[..., Up]]:
             one.end()
 
 
-def test_everything_runs_is_said_and_is_gone_after_ctrl_c(up: Callable[..., Up]) -> None:
+def test_everything_runs_is_said_comes_back_when_it_dies_and_is_gone_after_ctrl_c(up: Callable[..., Up]) -> None:
     port = free_port()
     one = up("--port", str(port))
     one.wait_until_up()
@@ -103,26 +103,19 @@ def test_everything_runs_is_said_and_is_gone_after_ctrl_c(up: Callable[..., Up])
     assert second.text().splitlines() == [
         f"Roundhouse already runs with the state folder `{one.state}` (pid {one.process.pid}, http://127.0.0.1:{port})",
         "hint: End it with Ctrl-C, or choose another folder with ROUNDHOUSE_STATE"]
-    assert one.end() == 0
-    assert one.left() == [] and one.text().endswith("\nEnded; no process is left.\n")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", port))
 
-
-def test_a_crashed_child_is_started_again_and_a_killed_launcher_leaves_nothing(up: Callable[..., Up]) -> None:
-    port = str(free_port())
-    one = up("--port", port)
-    one.wait_until_up()
     os.kill(one.pid_of("recorder"), signal.SIGKILL)
     os.kill(one.pid_of("redis"), signal.SIGKILL)
     wait_for(lambda: len(re.findall(r"^  (recorder|redis) +started again", one.text(), re.M)) == 2, what="both started again")
     assert "was ended by SIGKILL; again in 1 s" in one.text()
     one.end(signal.SIGKILL)
-    two = up("--port", port)  # at once: it ends what is still ending
+    two = up("--port", str(port))  # at once: it ends what is still ending
     two.wait_until_up()
-    assert two.end(signal.SIGTERM) == 0
-    assert two.left() == []
+    assert two.end() == 0
+    assert two.left() == [] and two.text().endswith("\nEnded; no process is left.\n")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
 
 
 def test_ctrl_c_before_anything_has_started_is_no_traceback(short_path: Path) -> None:
@@ -166,7 +159,7 @@ def test_a_running_redis_is_used_and_not_ended(up: Callable[..., Up], redis_url:
     one.wait_until_up()
     assert "redis      a running one (ROUNDHOUSE_REDIS_URL)" in one.text()
     assert not (one.state / "redis").exists()
-    assert one.end() == 0
+    assert one.end(signal.SIGTERM) == 0 and one.left() == []
     with redis.Redis.from_url(redis_url) as client:
         assert client.ping()
 
