@@ -83,9 +83,11 @@ def keep_scan(job: Job, data: dict[str, Any], at: datetime) -> dict[str, Any]:
     """The totals of an artifacts.scanned, into the job's scan; artifacts of the node's older scans go. Gives what lists show of it: `files`,
     `size_bytes` (all that was looked at), `count` (leftovers), `kinds`, `offered_bytes`, `choosable_bytes`, `kept`, `problems` (how many).
 
-    Raises ValueError where the event is of another job's scan, or larger than any scan can be.
+    Raises ValueError where the event is of another job's scan, or of one that has ended already, or larger than any scan can be.
     """
     scan = _own_scan(job, data, at)
+    if scan.finished:  # what purges changed since would be forgotten
+        raise ValueError("a scan that has told its totals already")
     summary = summary_of(data)
     if len(json.dumps(summary)) > SUMMARY_BYTES:
         raise ValueError("a scan of that size")
@@ -222,7 +224,9 @@ def keep_entries(job: Job, data: dict[str, Any], at: datetime) -> int:
 def keep_purge(job: Job, data: dict[str, Any], at: datetime) -> dict[str, Any]:
     """The data of a purge.result in a form that pages can rely on; keys as in ops/jobs/events.py. What the node freed without telling each line of
     it is added to the scan. What a node of an earlier version told (`deleted` and `kept`, a list of files each) is kept as it is, to be read by
-    dashboard/purge_story.py."""
+    dashboard/purge_story.py. Raises ValueError where the job has told a result before."""
+    if job.result.get("purge"):
+        raise ValueError("a purge that has told its result already")  # what no line tells of would be counted again
     if isinstance(data.get("deleted"), list) or isinstance(data.get("kept"), list):
         return data
     manifest = data["manifest"] if isinstance(data.get("manifest"), dict) else {}

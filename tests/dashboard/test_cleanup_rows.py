@@ -90,6 +90,20 @@ def test_the_same_events_told_again_change_nothing(story: Story) -> None:
     assert before == {model: list(model.objects.order_by("pk").values()) for model in before}
 
 
+def test_a_node_that_tells_the_same_once_more_as_something_new_changes_nothing(story: Story) -> None:
+    scan, found = scanned(story)
+    purge = said.purge_job(story, scan.job, found)
+    before = {model: list(model.objects.order_by("pk").values()) for model in (ArtifactScan, ScannedArtifact, PurgedArtifact)}
+    results = [Job.objects.get(pk=job.pk).result for job in (scan.job, purge)]
+    for job in (scan.job, purge):
+        for row in JobEvent.objects.filter(job=job).exclude(type__startswith="job.").order_by("seq"):
+            more = {"freed_bytes": row.data["freed_bytes"] + 10**9} if row.type == EventType.PURGE_RESULT else {}
+            story.say(job, row.type, **{**row.data, **more})
+        story.tell(job)
+    assert before == {model: list(model.objects.order_by("pk").values()) for model in before}
+    assert results == [Job.objects.get(pk=job.pk).result for job in (scan.job, purge)]
+
+
 def test_only_the_newest_scans_keep_their_artifacts_and_every_manifest_stays(story: Story) -> None:
     first, found = scanned(story, ago_s=9000)
     said.purge_job(story, first.job, found, ago_s=8000)
