@@ -161,7 +161,7 @@ def _outcome(paths: NodePaths, folder: Path, journal: Journal, envelope: Envelop
     events = list(_all(journal_path(paths, folder.name)))
     found = runner_of(journal_path(paths, folder.name))
     if found is None or envelope is None:
-        return _interrupted("It stopped while it was being claimed: a crash, or a full disk", "none")
+        return _interrupted("It stopped while it was being claimed: a crash, or a full disk", "none", envelope)
     cause = f"its runner (pid {found.pid}) was killed" if found.boot_id == boot_id() else "this machine was restarted"
     running = _running_step(events)
     reason = f"Interrupted in step `{running.data['step']}`: {cause}" if running else f"Interrupted between steps: {cause}"
@@ -178,7 +178,7 @@ def _outcome(paths: NodePaths, folder: Path, journal: Journal, envelope: Envelop
             if not facts.get("failure") and set(steps) <= set(facts.get("finished", [])):
                 return pipeline.finished(context)  # only its last word is missing: nothing is undone that was done
             if not envelope.params.get("rollback", True):
-                return _interrupted(reason, "none")
+                return _interrupted(reason, "none", envelope)
             rollback = pipeline.undo([steps[name] for name in facts["begun"] if name in steps], context)
             if rollback == "none" and any(event.type == EventType.STEP_UNDONE and event.data.get("note") for event in events):
                 rollback = "done"  # by an earlier pass that was killed
@@ -188,12 +188,12 @@ def _outcome(paths: NodePaths, folder: Path, journal: Journal, envelope: Envelop
         except Exception:  # noqa: BLE001  (a bug while the steps were made: told, and a person has to look)
             journal(EventType.STEP_LOG, {"step": facts["begun"][-1], "text": traceback.format_exc(), "dropped_bytes": 0})
             rollback = "failed"
-    return _interrupted(reason, rollback)
+    return _interrupted(reason, rollback, envelope)
 
 
-def _interrupted(reason: str, rollback: str) -> pipeline.Outcome:
-    error = OpsError(reason, why="A job that changes things never runs again by itself",
-                     hint="Look at the service, then start the job again", kind="interrupted")
+def _interrupted(reason: str, rollback: str, envelope: Envelope | None) -> pipeline.Outcome:
+    look = "See what it had done" if envelope is not None and envelope.service is None else "Look at the service"
+    error = OpsError(reason, why="A job that changes things never runs again by itself", hint=f"{look}, then start the job again", kind="interrupted")
     return pipeline.Outcome(state=JobState.INTERRUPTED, reason=reason, reason_kind="expected", rollback=rollback, error=error.as_dict())
 
 

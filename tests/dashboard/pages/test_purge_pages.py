@@ -144,6 +144,14 @@ def test_a_cancelled_purge_says_how_many_were_not_looked_at(visitor: Client, sto
     assert "19 chosen things were not looked at, and are as they were. What was deleted stays deleted." in seen
 
 
+def test_nobody_is_said_to_have_cancelled_a_purge_whose_runner_died(visitor: Client, story: factory.Story) -> None:
+    scan, found = cleanup_data.scan_job(story)
+    job = cleanup_data.purge_job(story, scan, found, cancelled=True)
+    Job.objects.filter(pk=job.pk).update(state="interrupted", reason="Interrupted in step `purge`: its runner (pid 7) was killed")
+    for page in (f"/jobs/{job.number}/", f"/cleanup/manifests/{job.number}/", f"/cleanup/practice/?scan={scan.number}", "/cleanup/"):
+        assert "cancelled" not in (seen := text(visitor.get(page))) and "nterrupted" in seen, page
+
+
 def test_a_purge_whose_runner_died_shows_the_lines_that_came(visitor: Client, story: factory.Story) -> None:
     scan, found = cleanup_data.scan_job(story)
     job = story.job("purge", of=story.the_node, steps=cleanup_data.PURGE_STEPS, params={"scan": str(scan.pk)})
