@@ -183,6 +183,7 @@ def purges(files: int, in_a_folder: int, rounds: int, folder: Path | None) -> in
                     raise SystemExit(f"{what}: not all is gone")
                 shutil.rmtree(tree, ignore_errors=True)
                 largest[what] = max(largest[what], resident)
+                print(f"round {number}, {what}: {seconds:.2f} s, {processor:.2f} s of processor time", file=sys.stderr, flush=True)
                 if number:  # the first round warms caches
                     took[what].append(seconds)
                     worked[what].append(processor)
