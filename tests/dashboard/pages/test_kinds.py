@@ -79,7 +79,7 @@ def test_saving_a_kind_as_it_is_changes_nothing_and_a_change_is_told_field_by_fi
 
 HARM: dict[str, list[str]] = {
     "name": ["No Spaces", "new", "debug-tensor", ""], "title": ["bell\x07"], "one": [""], "leftover": [""], "keeping": [""],
-    "places": ["relative/folder", "/", "/home", "/usr/share/x", "/home/llm", "/root/", "/dev/dri", "//etc/x", "/var/lib", "/scratch/../etc",
+    "places": ["relative/folder", "/", "/home", "/usr/share/x", "/home/llm", "/root", "/dev/dri", "//etc/x", "/var/lib", "/scratch/../etc",
                "\n \n", "/a/b\x07", "\n".join(f"/a/{n}" for n in range(60))],
     "patterns": ["*", "../*.bin", "/abs/*.bin", "runs/**/x", "x" * 300], "depth": ["-1", "33", "many"], "conditions": ["not-bound"],
     "min_age": ["0.5", "nan", "inf", "99999999"]}
