@@ -101,7 +101,18 @@ class ManifestWriter:
             f"{quoted(entry.service)}]}}")
 
     def _line(self, text: str) -> None:
-        self._waiting += text.encode("ascii") + b"\n"
+        line = f"{text}\n".encode("ascii")
+        if not self._waiting:
+            try:
+                done = os.write(self._file, line)
+            except OSError:  # told by the second try, below
+                done = 0
+            if done == len(line):
+                self._size += done
+                return
+            if done:  # torn: it is written once more, whole
+                self._back()
+        self._waiting += line
         self._flush(sync=False)
 
     def _flush(self, *, sync: bool) -> bool:
@@ -114,16 +125,20 @@ class ManifestWriter:
                 os.fdatasync(self._file)
         except OSError as error:
             self.problem, self.full = error.strerror or str(error), error.errno in NO_ROOM
-            try:  # a torn line, and lines that did not reach the disk, are written again
-                os.ftruncate(self._file, self._size)
-                os.lseek(self._file, self._size, os.SEEK_SET)
-            except OSError as second:
-                self.problem, self.full = second.strerror or str(second), False
+            self._back()
             return False
         self._size += len(self._waiting)
         self._waiting.clear()
         self.problem, self.full = "", False
         return True
+
+    def _back(self) -> None:
+        """To the end of the last whole line: a torn one, and those that did not reach the disk, are written again."""
+        try:
+            os.ftruncate(self._file, self._size)
+            os.lseek(self._file, self._size, os.SEEK_SET)
+        except OSError as error:
+            self.problem, self.full = error.strerror or str(error), False
 
 
 class Manifest:

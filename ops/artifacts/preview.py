@@ -192,14 +192,15 @@ class Tree:
     """The rows of one artifact, read from the preview when they are asked for: each entry after what lies in it, the artifact itself last."""
 
     def __init__(self, preview: Preview, offset: int, rows: int, own: Row | None) -> None:
-        self._preview, self._offset, self._rows, self._own = preview, offset, rows, own
+        self._preview, self._offset, self._rows = preview, offset, rows
+        self.own = own  # of a file artifact: its only one
 
     def __len__(self) -> int:
-        return self._rows if self._own is None else 1
+        return self._rows if self.own is None else 1
 
     def __iter__(self) -> Iterator[Row]:
-        if self._own is not None:
-            yield self._own
+        if self.own is not None:
+            yield self.own
             return
         lines = self._preview._lines(self._offset)
         for _ in range(self._rows):
@@ -323,7 +324,7 @@ class Preview:
 
     def _parsed(self, line: bytes, form: type = list) -> Any:
         try:
-            found = json.loads(line)
+            found = json.loads(str(line, "ascii"))  # of bytes it would first guess the encoding
         except (ValueError, RecursionError) as error:
             raise self._no_preview("a line of it is no JSON") from error
         if not isinstance(found, form):
@@ -346,7 +347,7 @@ class Preview:
 
     def _of(self, raw: list[Any], *forms: type) -> list[Any]:
         """The values of a line, if they have these forms."""
-        if [type(value) for value in raw] != list(forms):
+        if tuple(map(type, raw)) != forms:
             raise self._no_preview("a line of it has the wrong form")
         return raw
 

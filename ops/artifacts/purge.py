@@ -17,6 +17,7 @@ that process closes it.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -49,6 +50,7 @@ ANNOUNCED_MOST = 16_000  # and of so many once a thousand takes less than a seco
 ANNOUNCED_BYTES = 4 << 20  # of their paths
 UNTOLD_MOST = 100  # artifacts that may go while the manifest's own disk is so full that their lines cannot be written
 CHECKED_EVERY_S = 0.05
+COLLECTED = 20_000  # new objects between two collections: each goes through all that wait to be told, and at 700 that is a sixth of the time
 WHYS_MOST = 100  # reasons told one by one, the most frequent first
 _OTHERS = "For other reasons"
 _CANCELLED = "The purge was cancelled before it went"
@@ -167,6 +169,8 @@ class _Purge:
     def run(self) -> PurgeResult:
         started = time.monotonic()
         total = self._total()
+        collected = gc.get_threshold()
+        gc.set_threshold(COLLECTED, *collected[1:])
         try:
             artifacts, most = self._preview.artifacts(self._choice), ANNOUNCED
             while some := _part(artifacts, most):
@@ -186,6 +190,7 @@ class _Purge:
                 if time.monotonic() - began < 1:
                     most = min(2 * most, ANNOUNCED_MOST)
         finally:
+            gc.set_threshold(*collected)
             self._reach.leave()
             try:
                 self._look()
@@ -412,9 +417,8 @@ def _row_of(artifact: Artifact, kind: Kind, tree: Tree | None) -> Row | None:
         raise Stays("The preview does not say what it was")
     if kind.unit == "folder":
         return None
-    rows = iter(tree)
-    row = next(rows, None)
-    if row is None or row.path != "" or next(rows, None) is not None or row.type != (SOCKET if kind.file_type == "socket" else FILE):
+    row = tree.own
+    if row is None or row.type != (SOCKET if kind.file_type == "socket" else FILE):
         raise Stays("The preview does not say what it was")
     return row
 

@@ -18,6 +18,7 @@ from ops.artifacts.places import Place, Places, is_inside
 from ops.artifacts.recognise import Picker, Pickers
 from ops.artifacts.walk import open_folder
 
+SEEN_S = 0.005  # how long one that was found at its path is taken to be there still: a second file in it is not looked for anew
 HELD_S = 1.0  # how long a folder that is held is taken to be in its place, and on the way there nothing to be mounted
 FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _IN_THE_WAY = {
@@ -49,6 +50,7 @@ class Reached:
     mount: int
     since: float
     picker: Picker
+    seen: float = 0.0  # when it was last found at its path
 
 
 class Reach:
@@ -68,11 +70,14 @@ class Reach:
 
     def folder(self, path: str) -> Reached:
         """The folder of an artifact. One that is held already counts if it is still what is found at its path, for a second."""
-        held = self._held
-        if held is not None and held.path == path and time.monotonic() - held.since < HELD_S:
+        held, now = self._held, time.monotonic()
+        if held is not None and held.path == path and now - held.since < HELD_S:
+            if now - held.seen < SEEN_S:
+                return held
             try:
                 state = os.stat(path, follow_symlinks=False)
                 if (state.st_dev, state.st_ino) == (held.device, held.inode):
+                    held.seen = now
                     return held
             except OSError:  # told when it is opened anew
                 pass
