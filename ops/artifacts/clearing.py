@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from ops.artifacts.kinds import Kind, shape
 from ops.artifacts.last_look import ANOTHER, LastLook
 from ops.artifacts.places import is_inside
 from ops.artifacts.preview import FILE, FOLDER, Row, Tree
-from ops.artifacts.reach import FLAGS, Reached, Stays, in_the_way, mount_of
+from ops.artifacts.reach import FLAGS, SEEN_S, Reached, Stays, in_the_way, mount_of
 from ops.artifacts.walk import Frame
 from ops.jobs.errors import Cancelled, OpsError
 
@@ -84,6 +85,7 @@ class Clearing:
     def __init__(self, last: LastLook, artifact: Artifact, kind: Kind, reached: Reached, name: str, entry: Entry) -> None:
         self._last, self._artifact, self._kind, self._reached, self._name, self._entry = last, artifact, kind, reached, name, entry
         self._chain: list[tuple[str, int, int, int]] = []  # (path below the artifact, descriptor, device, inode), each in the one before
+        self._seen = (-1, 0.0)  # the descriptor of the folder that was last found at its path, and when
         self._stayed: set[str] = set()
         self._whys: dict[str, list[Any]] = {}
         self._new: list[Any] = [0, ""]
@@ -194,9 +196,13 @@ class Clearing:
         for part in rest.split("/") if rest else ():
             self._into(f"{chain[-1][0]}/{part}".lstrip("/"), part, chain[-1][1])
         held, descriptor, device, inode = chain[-1]
+        now = time.monotonic()
+        if self._seen[0] == descriptor and now - self._seen[1] < SEEN_S:
+            return descriptor
         state = os.stat(f"{self._artifact.path}/{held}".rstrip("/"), follow_symlinks=False)
         if (state.st_dev, state.st_ino) != (device, inode):
             raise Stays("A folder on its way was moved, or something else has taken its place")
+        self._seen = (descriptor, now)
         return descriptor
 
     def _into(self, path: str, name: str, above: int) -> None:
@@ -212,3 +218,4 @@ class Clearing:
     def _up(self, length: int) -> None:
         while len(self._chain) > length:
             os.close(self._chain.pop()[1])
+            self._seen = (-1, 0.0)

@@ -28,6 +28,7 @@ from ops.jobs.errors import BadInput, OpsError
 FORMAT = "roundhouse.preview/1"
 FILE, FOLDER, SOCKET, LINK, OTHER = "file", "folder", "socket", "link", "other"  # types of an entry
 _TYPES = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFSOCK: SOCKET, stat.S_IFLNK: LINK}
+_ROW = (str, str, int, int, int, int, int, int, int)  # the values of a Row
 _LONGEST_LINE = 8 << 20
 _BLOCK = 1 << 18
 _WHYS_MOST = 10_000  # reasons that are written once and named by number, not with each artifact
@@ -375,7 +376,7 @@ def _texts(found: Any) -> bool:
 
 
 def _row(raw: Any) -> Row:
-    if isinstance(raw, list) and len(raw) == 9 and all(type(value) is str for value in raw[:2]) and all(type(value) is int for value in raw[2:]):
+    if isinstance(raw, list) and tuple(map(type, raw)) == _ROW:
         row = Row(*raw)
         if row.path == "" or (os.path.normpath(row.path) == row.path and "\0" not in row.path and row.path.split("/")[0] not in ("", "..", ".")):
             return row
