@@ -265,7 +265,8 @@ def _sum(rows: Iterable[dict[str, int]]) -> dict[str, int]:
 def planned(made: dict[str, Any]) -> dict[str, Any]:
     """What a redeploy by this plan can purge: `kinds` [{kind, title, words, count, files, size_bytes, why, ticked, kept, rows, more}], only those
     with something that can be chosen; `kept` [{words, why}] of kinds with nothing but what must stay; `words`, `size_bytes` of what is ticked;
-    `problems`; `old`: planned by an earlier version, whose list no node purges any more.
+    `problems`; `old`: planned by an earlier version, whose list no node purges any more. `first`: the kinds that are ticked, or all where none is;
+    `further`, `further_bytes`: the others, which a page folds.
     """
     cleanup = told(made.get("cleanup"))
     if not cleanup:
@@ -290,8 +291,10 @@ def planned(made: dict[str, Any]) -> dict[str, Any]:
                       "kept": must_stay, "rows": mine, "more": there["count"] - len(mine)})
     chosen = [row for row in kinds if row["ticked"]]
     problems = [one for one in cleanup.get("problems") or [] if isinstance(one, str)] if isinstance(cleanup.get("problems"), list) else []
+    further = [row for row in kinds if chosen and not row["ticked"]]
     return {"kinds": kinds, "kept": stay, "words": joined([row["words"] for row in chosen]), "size_bytes": sum(row["size_bytes"] for row in chosen),
-            "problems": problems, "old": False}
+            "first": chosen or kinds, "further": further, "further_bytes": sum(row["size_bytes"] for row in further), "problems": problems,
+            "old": False}
 
 
 def ticks_by_itself(row: dict[str, Any]) -> bool:
@@ -316,4 +319,5 @@ def _planned_before(made: dict[str, Any]) -> dict[str, Any]:
         kinds.append({"kind": name, "title": title, "words": counted(len(mine), one, title), "count": len(mine), "files": len(mine), "ticked": False,
                       "size_bytes": sum(row["size_bytes"] or 0 for row in paths), "folders": False, "why": "", "keeping": "", "kept": 0,
                       "rows": paths[:PATHS_OF_A_KIND], "more": max(0, len(paths) - PATHS_OF_A_KIND)})
-    return {"kinds": kinds, "kept": [], "words": "", "size_bytes": 0, "problems": [], "old": bool(kinds)}
+    return {"kinds": kinds, "kept": [], "words": "", "size_bytes": 0, "first": kinds, "further": [], "further_bytes": 0, "problems": [],
+            "old": bool(kinds)}
