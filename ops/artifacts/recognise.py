@@ -74,7 +74,10 @@ class Names:
     def first(self, name: str) -> Match | None:
         if not (name in self._exact or name.endswith(self._endings) or name.startswith(self._starts) or (self._others and self._others(name))):
             return None
-        return next((match for fits, match in self._ordered if fits(name)), None)
+        for fits, match in self._ordered:
+            if fits(name):
+                return match
+        return None
 
 
 class Pickers:
