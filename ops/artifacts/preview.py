@@ -33,6 +33,8 @@ _ROW = (str, str, int, int, int, int, int, int, int)  # the values of a Row
 _LONGEST_LINE = 8 << 20
 _BLOCK = 1 << 18
 _WHYS_MOST = 10_000  # reasons that are written once and named by number, not with each artifact
+_WORDS = (str, int, str, str, str, int, int, int, int, str, int, int, str, str, list, str, int)
+_ARTIFACT = ((*_WORDS, list), (*_WORDS, type(None)))  # with its own row, and without
 _DECODE = json.JSONDecoder().raw_decode
 _ODD = re.compile(r"(?:\A|/)\.{0,2}(?:/|\Z)").search  # of a path: a part that is empty, `.` or `..`
 _LATEST = 2e11  # seconds since the epoch: some year that a calendar still has
@@ -339,8 +341,9 @@ class Preview:
     def _artifact(self, raw: list[Any], whys: dict[int, str]) -> tuple[Artifact, int, Row | None]:
         if len(raw) == 18 and type(raw[13]) is int:
             raw[13] = whys.get(raw[13])
-        (_, number, kind, unit, path, size_bytes, files, mtime_ns, uid, owner, device, inode, state, why, open_by, service, rows, own) = self._of(
-            raw, str, int, str, str, str, int, int, int, int, str, int, int, str, str, list, str, int, list if raw[-1] is not None else type(None))
+        if tuple(map(type, raw)) not in _ARTIFACT:
+            raise self._no_preview("a line of it has the wrong form")
+        (_, number, kind, unit, path, size_bytes, files, mtime_ns, uid, owner, device, inode, state, why, open_by, service, rows, own) = raw
         if (kind not in self.kinds or unit not in UNITS or state not in (OFFERED, OPTIONAL, KEPT) or not path.startswith("/") or "\0" in path
                 or _ODD(path[1:])):
             raise self._no_preview("an artifact has the wrong form")

@@ -227,8 +227,10 @@ class _Purge:
         chosen.count += 1
         chosen.files += artifact.files
         chosen.size_bytes += artifact.size_bytes
-        kind = self._preview.kinds[artifact.kind]
-        self._result.kinds.setdefault(artifact.kind, KindSum(kind.title, kind.one)).chosen += 1
+        if (of_kind := self._result.kinds.get(artifact.kind)) is None:
+            kind = self._preview.kinds[artifact.kind]
+            of_kind = self._result.kinds[artifact.kind] = KindSum(kind.title, kind.one)
+        of_kind.chosen += 1
 
     def _go_on(self) -> bool:
         """False once it was cancelled."""
