@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +22,11 @@ from ops.command_line import artifacts
 from ops.command_line.main import main
 from ops.jobs import claim
 from tests.ops.command_line.run import error_of, ops
+from tests.ops.command_line.said import Said
 from tests.ops.command_line.test_jobs import Box, end_of_box, make_box
 
 DAY = 86400
 HOSTILE = (b"-rf.pt", b"new\nline.pt", b"no\xfftext.pt", "\u202egnp.pt".encode(), b"\x1b[2Jclear.pt", b"x" * 252 + b".pt")
-
-
-@dataclass
-class Said:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        return dict(json.loads(self.out))
 
 
 class Machine:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +23,7 @@ from ops.services.process import MARK
 from ops.services.status import ServiceStatus
 from tests.fakes.node import until
 from tests.ops.command_line.run import REPOSITORY, ops
+from tests.ops.command_line.said import Said
 from tests.ops.command_line.test_jobs import Box, end_of_box, make_box
 from tests.ops.services.systemd_box import SystemdBox, is_real
 
@@ -37,17 +37,6 @@ def practice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     made = make_box(tmp_path_factory.mktemp("c"))
     yield made
     end_of_box(made.record)
-
-
-@dataclass
-class Said:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        return dict(json.loads(self.out))
 
 
 Here = Callable[..., Said]
