@@ -13,7 +13,7 @@ import re
 import stat
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ops.gpus import processes
@@ -74,10 +74,14 @@ class Holders:
 
     def seen(self, device: int, inode: int, path: str) -> list[int]:
         """The same as of the last look, however old."""
-        found, mapped = self._files.get((device, inode)), self._paths.get(_as_mapped(path))
+        found, mapped = self._files.get((device, inode)), self._paths.get(path if "\n" not in path else _as_mapped(path))
         if found is None and mapped is None:
             return []
         return sorted((found or set()) | (mapped or set()))
+
+    def among(self, files: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Those (device, inode) of `files` that somebody has open, as of the last look."""
+        return self._files.keys() & files
 
     def below(self, folder: str) -> list[int]:
         """Who has something mapped whose path lies in `folder`, as of the last look."""

@@ -29,7 +29,7 @@ class LastLook:
 
     def __init__(self, never: Never, holders: Holders, owner: int) -> None:
         self.never, self.holders, self.owner = never, holders, owner
-        self.gone: list[tuple[int, int, int, Entry]] = []  # (device, inode, bytes) of what went, and its entry, until `opened_meanwhile`
+        self.gone: list[tuple[tuple[int, int], int, Entry]] = []  # ((device, inode), bytes, entry) of what went, until `opened_meanwhile`
         self._me = os.getpid()
 
     def unlink(self, name: str, folder: int, row: Row, device: int, kind: Kind, path: str, entry: Entry) -> int:
@@ -38,7 +38,7 @@ class LastLook:
         self.same(row, state, device, kind, path)
         os.unlink(name, dir_fd=folder)
         size = state.st_blocks * 512
-        self.gone.append((state.st_dev, state.st_ino, size, entry))
+        self.gone.append(((row.device, row.inode), size, entry))
         return size
 
     def same(self, row: Row, state: os.stat_result, device: int, kind: Kind, path: str) -> None:
@@ -72,8 +72,11 @@ class LastLook:
 
     def opened_meanwhile(self) -> Iterator[tuple[Entry, int, int]]:
         """(entry, pid, bytes) of what a process holds although it went: it opened it right before. Asks of all that went since the last time."""
-        for device, inode, size, entry in self.gone:
-            holder = next((pid for pid in self.holders.seen(device, inode, "") if _still_has(pid, device, inode)), None)
+        opened = self.holders.among(file for file, _, _ in self.gone)
+        for file, size, entry in self.gone if opened else ():
+            if file not in opened:
+                continue
+            holder = next((pid for pid in self.holders.seen(*file, "") if _still_has(pid, *file)), None)
             if holder is not None:
                 yield entry, holder, size
         self.gone.clear()

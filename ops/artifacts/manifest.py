@@ -47,6 +47,7 @@ class ManifestWriter:
         self.problem = ""
         self.full = False  # the problem is that there is no room
         self._waiting = bytearray()
+        self._named: dict[int, str] = {}  # of each that was announced: how its line begins
         self._size = 0  # bytes of whole lines in the file
         try:
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -59,8 +60,9 @@ class ManifestWriter:
     def announce(self, artifacts: Sequence[Artifact]) -> bool:
         """Whether it is on the disk, as is all before it, that these are looked at next, in this order. If not, none of them may go unless the caller
         knows why (`problem`)."""
-        named = ",".join(f"[{artifact.number},{quoted(artifact.path)},{quoted(artifact.kind)},{artifact.size_bytes},{artifact.files},"
-                         f"{artifact.mtime_ns},{quoted(artifact.owner)},{quoted(artifact.service)}]" for artifact in artifacts)
+        self._named = {artifact.number: f"[{artifact.number},{quoted(artifact.path)},{quoted(artifact.kind)},{artifact.size_bytes},"
+                                        f"{artifact.files},{artifact.mtime_ns},{quoted(artifact.owner)}," for artifact in artifacts}
+        named = ",".join(f"{self._named[artifact.number]}{quoted(artifact.service)}]" for artifact in artifacts)
         before = len(self._waiting)
         self._waiting += f'{{"next":[{named}]}}\n'.encode("ascii")
         if self._flush(sync=True):
@@ -69,7 +71,8 @@ class ManifestWriter:
         return False
 
     def add(self, entry: Entry) -> None:
-        """What became of one. Written at once; what cannot be is tried again with the next."""
+        """What became of one; of what it was, the entry says what its artifact said. Written at once; what cannot be is tried again with the
+        next."""
         self.entries += 1
         self._told("entry", entry)
 
@@ -95,10 +98,12 @@ class ManifestWriter:
         self.close()
 
     def _told(self, what: str, entry: Entry) -> None:
-        self._line(
-            f'{{"{what}":[{entry.number},{quoted(entry.path)},{quoted(entry.kind)},{entry.size_bytes},{entry.files},{entry.mtime_ns},'
-            f"{quoted(entry.owner)},{quoted(entry.reason)},{quoted(entry.result)},{quoted(entry.why)},{entry.freed_bytes},{entry.deleted_files},"
-            f"{quoted(entry.service)}]}}")
+        named = self._named.pop(entry.number, None)
+        if named is None:
+            named = (f"[{entry.number},{quoted(entry.path)},{quoted(entry.kind)},{entry.size_bytes},{entry.files},{entry.mtime_ns},"
+                     f"{quoted(entry.owner)},")
+        self._line(f'{{"{what}":{named}{quoted(entry.reason)},"{entry.result}",{quoted(entry.why)},{entry.freed_bytes},{entry.deleted_files},'
+                   f"{quoted(entry.service)}]}}")
 
     def _line(self, text: str) -> None:
         line = f"{text}\n".encode("ascii")

@@ -42,9 +42,8 @@ from ops.artifacts.kinds import NEVER_BESIDE, Kind, kernel_says
 from ops.artifacts.walk import mounts, unescaped
 from ops.jobs.errors import BadInput, OpsError, Refused
 from ops.records import ServiceRecord
-from ops.services import unit_files
-from ops.services.preflight import surroundings
-from ops.services.preflight.surroundings import Surroundings
+from ops.services import surroundings, unit_files
+from ops.services.surroundings import Surroundings
 from ops.services.unit_files import Unit
 
 MADE_FOR_TEMPORARY_FILES = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  (the places themselves)

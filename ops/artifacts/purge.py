@@ -50,7 +50,7 @@ ANNOUNCED_MOST = 16_000  # and of so many once a thousand takes less than a seco
 ANNOUNCED_BYTES = 4 << 20  # of their paths
 UNTOLD_MOST = 100  # artifacts that may go while the manifest's own disk is so full that their lines cannot be written
 CHECKED_EVERY_S = 0.05
-COLLECTED = 20_000  # new objects between two collections: each goes through all that wait to be told, and at 700 that is a sixth of the time
+COLLECTED = 500_000  # new objects between two collections: each goes through all that wait to be told, and at 700 that is a sixth of the time
 WHYS_MOST = 100  # reasons told one by one, the most frequent first
 _OTHERS = "For other reasons"
 _CANCELLED = "The purge was cancelled before it went"
@@ -181,7 +181,7 @@ class _Purge:
                     continue
                 announced = self._manifest.announce([artifact for artifact, _ in some])
                 for artifact, tree in some:
-                    if not self._go_on():
+                    if self._result.cancelled or (self._check is not None and not self._go_on()):
                         break
                     self._take(artifact, tree, announced=announced)
                     self._done += 1
@@ -255,7 +255,8 @@ class _Purge:
 
     def _take(self, artifact: Artifact, tree: Tree | None, *, announced: bool) -> None:
         kind = self._kinds.get(artifact.kind)
-        entry = Entry.of(artifact, kind.leftover if kind is not None else artifact.why)
+        entry = Entry(artifact.number, artifact.path, artifact.kind, artifact.size_bytes, artifact.files, artifact.mtime_ns, artifact.owner,
+                      kind.leftover if kind is not None else artifact.why, "kept", "", 0, 0, artifact.service)
         self._now, reason = entry, ""
         try:
             if kind is None:

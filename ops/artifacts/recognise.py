@@ -58,11 +58,12 @@ class Picker:
 class Names:
     """The first kind whose pattern fits a name."""
 
-    __slots__ = ("_endings", "_exact", "_ordered", "_others", "_starts")
+    __slots__ = ("_endings", "_exact", "_only", "_ordered", "_others", "_starts")
 
     def __init__(self, patterns: Iterable[tuple[Match, str]]) -> None:
         ordered = sorted(patterns, key=lambda one: (one[0].order, -len(one[0].place.path), one[1]))
         self._ordered = [(re.compile(translate(pattern)).match, match) for match, pattern in ordered]
+        self._only = ordered[0][0] if len(ordered) == 1 else None  # then the quick look says it all
         names = [pattern for _, pattern in ordered]
         self._exact = frozenset(name for name in names if not _WILD.search(name))
         self._endings = tuple(name[1:] for name in names if name[:1] == "*" and not _WILD.search(name[1:]))
@@ -74,6 +75,8 @@ class Names:
     def first(self, name: str) -> Match | None:
         if not (name in self._exact or name.endswith(self._endings) or name.startswith(self._starts) or (self._others and self._others(name))):
             return None
+        if self._only is not None:
+            return self._only
         for fits, match in self._ordered:
             if fits(name):
                 return match

@@ -17,7 +17,8 @@ from typing import Any
 from ops.environments.packages import EnvironmentPackages
 from ops.jobs.pipeline import Context
 from ops.records import ServiceRecord
-from ops.services.preflight import built, gpus, hardware, machine, model, options, surroundings, toolchain, unit
+from ops.services import surroundings
+from ops.services.preflight import built, gpus, hardware, machine, model, options, toolchain, unit
 from ops.services.preflight.looks import Findings, Looks, conclude
 
 __all__ = ["Findings", "everything", "host", "release"]

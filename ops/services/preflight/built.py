@@ -19,7 +19,7 @@ from ops.records import ServiceRecord
 from ops.services import state
 from ops.services.preflight.looks import Looks
 from ops.services.preflight.model import Model
-from ops.services.preflight.surroundings import Surroundings
+from ops.services.surroundings import Surroundings
 
 _SOURCE_LIMIT = 4 << 20
 

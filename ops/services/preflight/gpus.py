@@ -12,7 +12,7 @@ from ops.services import vllm_arguments
 from ops.services.manager import manager_for
 from ops.services.preflight.looks import GIB, Looks
 from ops.services.preflight.machine import as_number, ranks, split
-from ops.services.preflight.surroundings import Surroundings
+from ops.services.surroundings import Surroundings
 
 USUAL_UTILIZATION = (0.9, 0.92)  # --gpu-memory-utilization, where nothing is set: until some release, and since (0.92 in 0.32)
 _INDEXES = re.compile(r"\s*\d+\s*(,\s*\d+\s*)*\Z")

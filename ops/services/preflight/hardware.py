@@ -13,7 +13,7 @@ from ops.records import ServiceRecord
 from ops.services import state, vllm_arguments
 from ops.services.preflight.looks import Looks
 from ops.services.preflight.machine import split
-from ops.services.preflight.surroundings import Surroundings
+from ops.services.surroundings import Surroundings
 
 DEVICES, DRIVER = Path("/sys/bus/pci/devices"), Path("/proc/driver/nvidia/gpus")
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)\): (\d+)(?:,\s*(.*))?")

@@ -16,7 +16,7 @@ from ops.records import ServiceRecord
 from ops.services import health, listeners, state, vllm_arguments
 from ops.services.manager import manager_for
 from ops.services.preflight.looks import GIB, Looks
-from ops.services.preflight.surroundings import Surroundings, nearest
+from ops.services.surroundings import Surroundings, nearest
 
 READY_TIMEOUT_S = 600.0  # VLLM_ENGINE_READY_TIMEOUT_S, where nothing is set
 RANK_BYTES = 2 * GIB  # host memory of one process of vLLM, seen 0.6 to 1.7 GiB without a GPU

@@ -16,7 +16,7 @@ from ops.jobs.errors import BadInput, OpsError
 from ops.records import ServiceRecord
 from ops.services import vllm_arguments
 from ops.services.preflight.looks import GIB, Looks
-from ops.services.preflight.surroundings import Surroundings
+from ops.services.surroundings import Surroundings
 
 _CONFIG_LIMIT = 16 << 20
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*\Z", re.ASCII)

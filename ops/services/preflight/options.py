@@ -22,7 +22,7 @@ from ops.records import ServiceRecord
 from ops.services import state, vllm_arguments
 from ops.services.preflight.built import vllm_of
 from ops.services.preflight.looks import Looks
-from ops.services.preflight.surroundings import Surroundings
+from ops.services.surroundings import Surroundings
 
 HELP_LIMIT_S = 300.0
 KEPT = 10  # releases

@@ -22,8 +22,8 @@ from ops.services import state, vllm_arguments
 from ops.services.manager import manager_for
 from ops.services.preflight.looks import GIB, Looks
 from ops.services.preflight.machine import MEMINFO, caches_of
-from ops.services.preflight.surroundings import Surroundings, nearest
 from ops.services.status import ServiceState
+from ops.services.surroundings import Surroundings, nearest
 
 NVCC_BYTES = 3 * GIB  # of memory that one nvcc may take
 NVCC_LIMIT_S = 20.0

@@ -14,7 +14,7 @@ from ops.services import launch, systemctl
 from ops.services.manager import manager_for
 from ops.services.preflight import machine
 from ops.services.preflight.looks import Looks
-from ops.services.preflight.surroundings import Surroundings
+from ops.services.surroundings import Surroundings
 from ops.services.systemd import SystemdManager
 
 _SANDBOX = ("PrivateDevices", "ProtectHome", "ProtectSystem", "ReadWritePaths", "ReadOnlyPaths", "InaccessiblePaths", "BindPaths",

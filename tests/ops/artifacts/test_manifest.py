@@ -18,8 +18,9 @@ ENTRY = Entry(1, "/tmp/a.pt", "debug-tensor", 8192, 1, 1_700_000_000_000_000_000
 HOSTILE = [os.fsdecode(b"/tmp/\xff.pt"), "/tmp/new\nline.pt", "/tmp/-rf \u202e<b>.pt", "=1+1", '/tmp/"a,b".pt']
 
 
-def artifact(number: int) -> Artifact:
-    return Artifact(number, "debug-tensor", "file", f"/tmp/{number}.pt", 4096, 1, 5, 0, "root", 1, number, "offered", "Written by debug code")
+def artifact(number: int, path: str = "") -> Artifact:
+    return Artifact(number, ENTRY.kind, "file", path or f"/tmp/{number}.pt", ENTRY.size_bytes, 1, ENTRY.mtime_ns, 0, ENTRY.owner, 1, number,
+                    "offered", ENTRY.reason, service=ENTRY.service)
 
 
 def entry(number: int) -> Entry:
@@ -29,7 +30,7 @@ def entry(number: int) -> Entry:
 def test_a_manifest_reads_back_what_was_told_with_its_head_and_its_result(tmp_path: Path):
     told = [replace(ENTRY, number=number, path=path) for number, path in enumerate(HOSTILE, 1)]
     with ManifestWriter(tmp_path / "m.jsonl", scan="job-1", digest="d" * 64, node="gpu01") as writer:
-        assert writer.announce([artifact(1)])
+        assert writer.announce([artifact(1, HOSTILE[0]), artifact(2, HOSTILE[1])])
         for one in told:
             writer.add(one)
         writer.finish({"freed_bytes": 3})

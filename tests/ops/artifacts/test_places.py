@@ -14,7 +14,7 @@ from ops.artifacts.places import Places, is_inside
 from ops.jobs.errors import BadInput, OpsError, Refused
 from ops.records import ServiceRecord
 from ops.services import unit_files
-from ops.services.preflight.surroundings import Surroundings
+from ops.services.surroundings import Surroundings
 from tests.ops.artifacts.test_purge import in_own_mounts
 
 Look = Callable[[ServiceRecord], Surroundings]

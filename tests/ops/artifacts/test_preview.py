@@ -106,10 +106,51 @@ def test_no_file_a_link_and_one_that_others_may_write_are_refused(written: Path,
         Preview.open(written)
 
 
-@pytest.mark.parametrize("path", ["/data/../etc/shadow", "data/a", "/data//a", "/data/a\0", "/data/."])
+@pytest.mark.parametrize("path", ["/data/../etc/shadow", "data/a", "/data//a", "/data/a\0", "/data/.", "/data/..", "/data/./a", "/data/",
+                                  "/", "//data"])
 def test_a_path_that_leads_elsewhere_is_refused_even_in_a_preview_with_a_right_digest(tmp_path: Path, path: str):
     with PreviewWriter(tmp_path / "p.jsonl", Header.now("n1", [], [KIND])) as writer:
         writer.add(artifact(1, path), row())
+        writer.finish({})
+    with Preview.open(tmp_path / "p.jsonl") as preview, pytest.raises(BadInput):
+        list(preview.artifacts())
+
+
+@pytest.mark.parametrize("path", ["/data/.cache", "/data/..a", "/.../a.", "/data/ ."])
+def test_a_name_with_dots_leads_nowhere_else(tmp_path: Path, path: str):
+    with PreviewWriter(tmp_path / "p.jsonl", Header.now("n1", [], [KIND])) as writer:
+        writer.add(artifact(1, path), row())
+        writer.finish({})
+    with Preview.open(tmp_path / "p.jsonl") as preview:
+        assert [found.path for found, _ in preview.artifacts()] == [path]
+
+
+def _twice(first: bytes, second: bytes) -> list[bytes]:
+    return [first, first, second]
+
+
+def _in_another_order(first: bytes, second: bytes) -> list[bytes]:
+    return [second, first]
+
+
+def _in_one_line(first: bytes, second: bytes) -> list[bytes]:
+    return [first.rstrip() + b"," + second]
+
+
+def _divided(first: bytes, second: bytes) -> list[bytes]:
+    return [first[:20] + b"\n", first[20:], second]
+
+
+def _empty_lists(first: bytes, second: bytes) -> list[bytes]:
+    return [first, b'["artifact"],[]\n', second]
+
+
+@pytest.mark.parametrize("forge", [_twice, _in_another_order, _in_one_line, _divided, _empty_lists])
+def test_lines_that_no_scan_writes_are_refused_even_with_a_right_digest(tmp_path: Path, forge):
+    with PreviewWriter(tmp_path / "p.jsonl", Header.now("n1", [], [KIND])) as writer:
+        writer.add(artifact(1), row())
+        writer.add(artifact(2, "/data/b.dump"), row())
+        writer._lines[-2:] = forge(*writer._lines[-2:])
         writer.finish({})
     with Preview.open(tmp_path / "p.jsonl") as preview, pytest.raises(BadInput):
         list(preview.artifacts())

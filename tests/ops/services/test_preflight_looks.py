@@ -18,11 +18,11 @@ from ops.environments import packages
 from ops.gpus.source import MIB, GpuProcess, GpuReading, GpuSnapshot
 from ops.jobs.errors import OpsError
 from ops.records import ServiceRecord
-from ops.services import preflight, state
+from ops.services import preflight, state, surroundings
 from ops.services.preflight import built as built_looks
-from ops.services.preflight import gpus, hardware, machine, model, options, surroundings, toolchain
+from ops.services.preflight import gpus, hardware, machine, model, options, toolchain
 from ops.services.preflight.looks import GIB, Looks
-from ops.services.preflight.surroundings import Surroundings
+from ops.services.surroundings import Surroundings
 from tests.ops.services.conftest import Job
 from tests.ops.services.test_preflight import GOOD, built
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ops.records import ServiceRecord
-from ops.services import launch, systemctl, unit_files
-from ops.services.preflight import machine, surroundings, unit
+from ops.services import launch, surroundings, systemctl, unit_files
+from ops.services.preflight import machine, unit
 from ops.services.preflight.looks import Looks
 from ops.services.systemd import SystemdManager
 from tests.ops.services.conftest import Job
