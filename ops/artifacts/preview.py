@@ -211,10 +211,13 @@ class Tree:
         if self.own is not None:
             yield self.own
             return
-        lines = self._preview._lines(self._offset)
-        for _ in range(self._rows):
-            _, line = next(lines)
-            yield _row(self._preview._parsed(line)[1:])
+        left = self._rows
+        for lines in self._preview._blocks(self._offset):
+            for raw in self._preview._parsed_together([line for _, line in lines[:left]]):
+                yield _row(raw[1:])
+            left -= len(lines)
+            if left <= 0:
+                return
 
 
 class Preview:
@@ -383,7 +386,7 @@ class Preview:
         if tuple(map(type, raw)) not in _ARTIFACT or (words := alike.get(raw[2])) is None:
             raise self._no_preview("a line of it has the wrong form")
         _, number, _, path, size_bytes, files, mtime_ns, inode, open_by, _, own = raw
-        if not path.startswith("/") or "\0" in path or (("/." in path or "//" in path or path.endswith("/")) and _ODD(path[1:])):
+        if not path.startswith("/") or "\0" in path or (_is_suspect(path[1:] or "/") and _ODD(path[1:])):
             raise self._no_preview("an artifact has the wrong form")
         kind, unit, uid, owner, device, state, why, service = words
         artifact = Artifact(number, kind, unit, path, size_bytes, files, mtime_ns, uid, owner, device, inode, state, why, open_by, service)
@@ -421,9 +424,14 @@ def _texts(found: Any) -> bool:
     return isinstance(found, list) and all(isinstance(one, str) for one in found)
 
 
-def _row(raw: Any) -> Row:
-    if isinstance(raw, list) and tuple(map(type, raw)) == _ROW:
+def _row(raw: list[Any]) -> Row:
+    if tuple(map(type, raw)) == _ROW:
         row = Row(*raw)
-        if row.path == "" or ("\0" not in row.path and not _ODD(row.path)):
+        if not (path := row.path) or ("\0" not in path and not (_is_suspect(path) and _ODD(path))):
             return row
     raise BadInput("An entry of a preview has the wrong form", hint=_AGAIN)
+
+
+def _is_suspect(path: str) -> bool:
+    """Whether a path may have a part that is empty, `.` or `..`: a quick look that most names do not need more than."""
+    return path[0] in "/." or path[-1] == "/" or "//" in path or "/." in path
