@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ops.artifacts.found import Artifact, Entry, shown
@@ -101,7 +101,8 @@ class Clearing:
     def run(self, tree: Tree, between: Callable[[], None]) -> None:
         """`between` is called between two entries, and may raise to end it: what has gone by then is in the entry, and is told."""
         self._into("", self._name, self._reached.descriptor)
-        for row in tree:
+        rows = iter(tree)
+        while (row := self._next(rows)) is not None:
             try:
                 between()
             except (Cancelled, OpsError) as error:
@@ -115,6 +116,13 @@ class Clearing:
                 self._stay(stays.why, row.path)
             except OSError as error:
                 self._stay(in_the_way(error), row.path)
+
+    def _next(self, rows: Iterator[Row]) -> Row | None:
+        try:
+            return next(rows, None)
+        except OpsError as error:  # the preview was cut, or somebody made it
+            self._stay(error.what, "")
+            raise
 
     def tell(self) -> None:
         """What became of the artifact, in its entry."""

@@ -47,7 +47,7 @@ class ManifestWriter:
         self.problem = ""
         self.full = False  # the problem is that there is no room
         self._waiting = bytearray()
-        self._named: dict[int, str] = {}  # of each that was announced: how its line begins
+        self._heads: dict[str, str] = {}  # of each path that was announced: how its line begins
         self._size = 0  # bytes of whole lines in the file
         try:
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -60,9 +60,10 @@ class ManifestWriter:
     def announce(self, artifacts: Sequence[Artifact]) -> bool:
         """Whether it is on the disk, as is all before it, that these are looked at next, in this order. If not, none of them may go unless the caller
         knows why (`problem`)."""
-        self._named = {artifact.number: f"[{artifact.number},{quoted(artifact.path)},{quoted(artifact.kind)},{artifact.size_bytes},"
-                                        f"{artifact.files},{artifact.mtime_ns},{quoted(artifact.owner)}," for artifact in artifacts}
-        named = ",".join(f"{self._named[artifact.number]}{quoted(artifact.service)}]" for artifact in artifacts)
+        heads = [f"[{artifact.number},{quoted(artifact.path)},{quoted(artifact.kind)},{artifact.size_bytes},{artifact.files},{artifact.mtime_ns},"
+                 f"{quoted(artifact.owner)}," for artifact in artifacts]
+        self._heads = {artifact.path: head for artifact, head in zip(artifacts, heads, strict=True)}
+        named = ",".join(f"{head}{quoted(artifact.service)}]" for artifact, head in zip(artifacts, heads, strict=True))
         before = len(self._waiting)
         self._waiting += f'{{"next":[{named}]}}\n'.encode("ascii")
         if self._flush(sync=True):
@@ -98,11 +99,11 @@ class ManifestWriter:
         self.close()
 
     def _told(self, what: str, entry: Entry) -> None:
-        named = self._named.pop(entry.number, None)
-        if named is None:
-            named = (f"[{entry.number},{quoted(entry.path)},{quoted(entry.kind)},{entry.size_bytes},{entry.files},{entry.mtime_ns},"
-                     f"{quoted(entry.owner)},")
-        self._line(f'{{"{what}":{named}{quoted(entry.reason)},"{entry.result}",{quoted(entry.why)},{entry.freed_bytes},{entry.deleted_files},'
+        head = self._heads.pop(entry.path, "")
+        if not head.startswith(f"[{entry.number},"):
+            head = (f"[{entry.number},{quoted(entry.path)},{quoted(entry.kind)},{entry.size_bytes},{entry.files},{entry.mtime_ns},"
+                    f"{quoted(entry.owner)},")
+        self._line(f'{{"{what}":{head}{quoted(entry.reason)},"{entry.result}",{quoted(entry.why)},{entry.freed_bytes},{entry.deleted_files},'
                    f"{quoted(entry.service)}]}}")
 
     def _line(self, text: str) -> None:

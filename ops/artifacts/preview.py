@@ -33,6 +33,8 @@ _TYPES = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFSOCK: SOCKET, stat.
 _ROW = (str, str, int, int, int, int, int, int, int)  # the values of a Row
 _LONGEST_LINE = 8 << 20
 _BLOCK = 1 << 18
+_USUAL_LINE = 200
+_LARGEST = 2**63  # of a number of bytes or files
 _ALIKE_MOST = 10_000  # lines of what artifacts have in common that are remembered: from then on the last one is used for each that is new
 _ALIKE = (str, str, int, str, int, str, str, str)  # kind, unit, uid, owner, device, state, why, service
 _WORDS = (str, int, int, str, int, int, int, int, list, int)
@@ -212,7 +214,7 @@ class Tree:
             yield self.own
             return
         left = self._rows
-        for lines in self._preview._blocks(self._offset):
+        for lines in self._preview._blocks(self._offset, min(_BLOCK, _USUAL_LINE * left)):
             for raw in self._preview._parsed_together([line for _, line in lines[:left]]):
                 yield _row(raw[1:])
             left -= len(lines)
@@ -255,7 +257,7 @@ class Preview:
 
     def artifacts(self, choice: Choice | None = None) -> Iterator[tuple[Artifact, Tree | None]]:
         """All artifacts in order, or those that `choice` takes, each with its rows; None for one of another method (a release, uv's cache)."""
-        start, rows, number = -1, 0, 0
+        start, rows, number, ended = -1, 0, 0, False
         alike: dict[int, list[Any]] = {}
         for lines in self._blocks(0):
             wanted: list[bytes] = []
@@ -270,6 +272,9 @@ class Preview:
                 elif line.startswith(b'["alike"'):
                     wanted.append(line)
                     trees.append((-1, 0))
+                elif line.startswith(b'{"summary"'):
+                    ended = True
+                    break
             for raw, (first, count) in zip(self._parsed_together(wanted), trees, strict=True):
                 if raw[0] == "alike":
                     _, of, words = self._of(raw, str, int, list)
@@ -283,6 +288,10 @@ class Preview:
                     raise self._no_preview("a folder's entries do not fit")
                 if choice is None or choice.takes(artifact):
                     yield artifact, Tree(self, first, count, own) if count or own is not None else None
+            if ended:
+                break
+        if number != self.count:
+            raise self._no_preview("it has not the artifacts that its end tells of")
 
     def check_summary(self) -> None:
         """Raises BadInput if the summary has not what people are shown of it: somebody made this preview by hand."""
@@ -305,10 +314,11 @@ class Preview:
         for lines in self._blocks(offset):
             yield from lines
 
-    def _blocks(self, offset: int) -> Iterator[list[tuple[int, bytes]]]:
-        """The same, as many at once as are read at once."""
-        rest, at = b"", offset
-        while block := os.pread(self._file, _BLOCK, at + len(rest)):
+    def _blocks(self, offset: int, first: int = _BLOCK) -> Iterator[list[tuple[int, bytes]]]:
+        """The same, as many at once as are read at once: of so many bytes the first time."""
+        rest, at, step = b"", offset, first
+        while block := os.pread(self._file, step, at + len(rest)):
+            step = _BLOCK
             *lines, rest = (rest + block).split(b"\n")
             found = []
             for line in lines:
@@ -317,7 +327,7 @@ class Preview:
             yield found
             if len(rest) > _LONGEST_LINE:
                 raise self._no_preview("one of its lines is too long")
-        if rest:
+        if rest or at != self.size_bytes:  # it was cut since it was opened
             raise self._no_preview("its end is missing")
 
     def _checked(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
@@ -335,7 +345,7 @@ class Preview:
         if rest:
             raise self._no_preview("its end is missing")
         end = self._parsed(last, dict)
-        if end.get("end") != FORMAT or not isinstance(end.get("artifacts"), int) or not isinstance(end.get("entries"), int):
+        if end.get("end") != FORMAT or type(end.get("artifacts")) is not int or type(end.get("entries")) is not int:
             raise self._no_preview("its end is missing")
         digest, at, footer = hashlib.sha256(), 0, self.size_bytes - len(last) - 1
         while block := os.pread(self._file, min(_BLOCK, footer - at), at):
@@ -370,7 +380,8 @@ class Preview:
         return found
 
     def _parsed_together(self, lines: list[bytes]) -> list[list[Any]]:
-        """Lines that each hold a list: parsed at once, they take a third of the time."""
+        """Lines that each hold a list: parsed at once, they take a third of the time. (A list that somebody divided into two lines, and another that
+        shares its line with a third, pass: what they hold is looked at all the same.)"""
         found = self._parsed(b"[%b]" % b",".join(lines))
         if len(found) != len(lines) or not all(type(raw) is list and raw for raw in found):
             raise self._no_preview("a line of it has the wrong form")
@@ -388,6 +399,8 @@ class Preview:
         _, number, _, path, size_bytes, files, mtime_ns, inode, open_by, _, own = raw
         if not path.startswith("/") or "\0" in path or (_is_suspect(path[1:] or "/") and _ODD(path[1:])):
             raise self._no_preview("an artifact has the wrong form")
+        if not (0 <= size_bytes < _LARGEST and 0 <= files < _LARGEST):
+            raise self._no_preview("a size in it is none")
         kind, unit, uid, owner, device, state, why, service = words
         artifact = Artifact(number, kind, unit, path, size_bytes, files, mtime_ns, uid, owner, device, inode, state, why, open_by, service)
         if own is None:

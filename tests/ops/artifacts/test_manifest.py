@@ -137,3 +137,13 @@ def test_json_holds_the_head_and_a_row_each():
     assert made["scan"] == "job-1" and [row["number"] for row in made["entries"]] == [1, 2]
     assert made["entries"][0]["age_s"] == 60 and made["entries"][0]["reason"] == "Written by debug code"
     assert json.loads("".join(to_json([]))) == {"entries": []}
+
+
+def test_each_line_says_its_own_path_whatever_was_announced(tmp_path: Path):
+    with ManifestWriter(tmp_path / "m.jsonl") as writer:
+        assert writer.announce([artifact(1, "/tmp/a"), artifact(1, "/tmp/b"), artifact(2, "/tmp/b")])
+        told = [replace(entry(1), path="/tmp/a"), replace(entry(1), path="/tmp/b"), replace(entry(2), path="/tmp/b"), replace(entry(3), path="/tmp/c")]
+        for one in told:
+            writer.add(one)
+        writer.finish({})
+    assert list(read(tmp_path / "m.jsonl")) == told

@@ -199,3 +199,34 @@ def test_a_time_that_no_calendar_has_is_refused(tmp_path: Path, at: str):
         writer.finish({})
     with pytest.raises(BadInput, match="is no preview"):
         Preview.open(tmp_path / "p")
+
+
+def test_a_preview_that_is_cut_while_it_is_read_is_told_and_gives_no_short_tree(tmp_path: Path):
+    path = tmp_path / "p.jsonl"
+    with PreviewWriter(path, Header.now("n1", [], [KIND])) as writer:
+        for number in range(5000):
+            writer.add_row(row(f"{number:05}"))
+        writer.add_row(row("", "folder"))
+        writer.add(artifact(1, "/data/cache", unit="folder"))
+        writer.finish({})
+    with Preview.open(path) as preview:
+        (_, tree), = preview.artifacts()
+        assert tree is not None and len(list(tree)) == 5001
+        raw = path.read_bytes()
+        os.truncate(path, raw.index(b"\n", len(raw) // 2) + 1)
+        for read in (lambda: list(tree), lambda: list(preview.artifacts())):
+            with pytest.raises(BadInput, match="is no preview"):
+                read()
+
+
+@pytest.mark.parametrize("forge", [lambda line: line.replace(b",4096,1,", b"," + b"9" * 4300 + b",1,"), lambda line: line.replace(b",4096,1,", b",-1,1,"),
+                                   lambda line: b""], ids=["endless", "negative", "left out"])
+def test_numbers_that_no_scan_writes_are_refused(tmp_path: Path, forge):
+    with PreviewWriter(tmp_path / "p.jsonl", Header.now("n1", [], [KIND])) as writer:
+        writer.add(artifact(1), row())
+        before = writer._lines[-1]
+        writer._lines[-1] = forge(before)
+        assert writer._lines[-1] != before
+        writer.finish({})
+    with Preview.open(tmp_path / "p.jsonl") as preview, pytest.raises(BadInput):
+        list(preview.artifacts())

@@ -611,6 +611,13 @@ def test_a_purge_is_cancelled_between_the_files_of_a_folder_too(cached: Leftover
     assert "the purge was cancelled" in cached.told[0].why
 
 
+def test_a_folder_whose_entries_are_cut_off_the_preview_meanwhile_stays_and_is_told(cached: Leftovers):
+    preview = cached.scan()
+    assert cached.purge(check=lambda: os.truncate(preview, 0)).partial
+    assert cached.told[0].result == "kept" and "is no preview of a scan" in cached.told[0].why
+    assert list(manifests.read(cached.manifest)) == cached.told and "cache-1/deep/er/e" in cached.left()
+
+
 def test_a_purge_that_runs_out_of_time_within_a_folder_tells_what_went_of_it(cached: Leftovers, monkeypatch: pytest.MonkeyPatch):
     cached.scan()
     unlinked: list[str] = []
