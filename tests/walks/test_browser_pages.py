@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -138,24 +139,24 @@ def look(page: Any, name: str) -> list[str]:
 
 
 LOOKS = {"light-wide-dark-narrow": (("light", 1440), ("dark", 390)), "dark-wide-light-narrow": (("dark", 1440), ("light", 390))}
-LOOKS["again"] = LOOKS["light-wide-dark-narrow"]
+IN_TURN = "in turn"  # each page in one of these looks: the next page in the next one
 WORLDS = ("empty", "empty_node", "full", "failing", "warming", "environments", "adopting", "services", "measuring")
-IN_EVERY_RUN = [(world, "light-wide-dark-narrow") for world in WORLDS if world != "measuring"]
-IN_THE_LONG_RUN = [(world, "dark-wide-light-narrow") for world in WORLDS] + [(world, "again") for world in AGAIN]
-IN_THE_LONG_RUN.append(("measuring", "light-wide-dark-narrow"))
+IN_EVERY_RUN = [(world, IN_TURN) for world in WORLDS if world != "measuring"]
+IN_THE_LONG_RUN = [(world, looks) for world in WORLDS for looks in LOOKS]
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("world", "looks"), IN_EVERY_RUN + [pytest.param(*case, marks=pytest.mark.slow) for case in IN_THE_LONG_RUN])
 def test_every_page_looks_right(console: BrowserConsole, browser: Browser, world: str, looks: str) -> None:
     found = addresses(world, console.seed(world))
-    if looks != "dark-wide-light-narrow" and (again := AGAIN.get(world)):
-        found = {name: path for name, path in found.items() if bool(again.fullmatch(name)) == (looks == "again")}
+    if looks == IN_TURN and (again := AGAIN.get(world)):
+        found = {name: path for name, path in found.items() if not again.fullmatch(name)}
+    in_turn = cycle(LOOKS["light-wide-dark-narrow"])
     wrong: list[str] = []
     with visit(browser, console) as (page, said):
         for name, path in found.items():
             page.goto(console.address + path, wait_until="load")
-            for theme, width in LOOKS[looks]:
+            for theme, width in [next(in_turn)] if looks == IN_TURN else LOOKS[looks]:
                 page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
                 page.set_viewport_size({"width": width, "height": 900})
                 page.wait_for_timeout(50)

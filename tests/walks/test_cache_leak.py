@@ -122,6 +122,7 @@ def test_an_edit_that_came_back_through_the_cache_is_told_in_one_sentence(node: 
     assert PACKAGE in sentences[0] and "layer.py" in sentences[0] and "came back through uv's cache" in sentences[0]
 
 
+@pytest.mark.slow
 def test_a_redeploy_in_place_is_clean_and_its_way_back_has_the_edit_as_it_was(node: RealNode, index: Index) -> None:
     adopted(node, Trap(node.root / "person", index, cache=node.cache))
     node.change(in_place=True)

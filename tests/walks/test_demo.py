@@ -241,6 +241,7 @@ def test_killed_in_the_middle_of_the_downtime_the_job_goes_on_and_is_found(demo:
     assert kill_and_start_again(demo, lambda: "✓ GPUs free" in demo.text(), at_once=True), demo.told()
 
 
+@pytest.mark.slow
 def test_killed_while_it_starts_the_service_is_found_as_it_was(demo: Demo) -> None:
     assert not kill_and_start_again(demo, lambda: "starts, pid" in demo.text(), at_once=False)
 

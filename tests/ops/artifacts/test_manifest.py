@@ -142,7 +142,7 @@ def test_json_holds_the_head_and_a_row_each():
 def test_each_line_says_its_own_path_whatever_was_announced(tmp_path: Path):
     with ManifestWriter(tmp_path / "m.jsonl") as writer:
         assert writer.announce([artifact(1, "/tmp/a"), artifact(1, "/tmp/b"), artifact(2, "/tmp/b")])
-        told = [replace(entry(1), path="/tmp/a"), replace(entry(1), path="/tmp/b"), replace(entry(2), path="/tmp/b"), replace(entry(3), path="/tmp/c")]
+        told = [replace(ENTRY, number=number, path=path) for number, path in ((1, "/tmp/a"), (1, "/tmp/b"), (2, "/tmp/b"), (3, "/tmp/c"))]
         for one in told:
             writer.add(one)
         writer.finish({})

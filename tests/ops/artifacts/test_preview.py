@@ -219,8 +219,8 @@ def test_a_preview_that_is_cut_while_it_is_read_is_told_and_gives_no_short_tree(
                 read()
 
 
-@pytest.mark.parametrize("forge", [lambda line: line.replace(b",4096,1,", b"," + b"9" * 4300 + b",1,"), lambda line: line.replace(b",4096,1,", b",-1,1,"),
-                                   lambda line: b""], ids=["endless", "negative", "left out"])
+@pytest.mark.parametrize("forge", [lambda line: line.replace(b",4096,1,", b"," + b"9" * 4300 + b",1,"),
+                                   lambda line: line.replace(b",4096,1,", b",-1,1,"), lambda line: b""], ids=["endless", "negative", "left out"])
 def test_numbers_that_no_scan_writes_are_refused(tmp_path: Path, forge):
     with PreviewWriter(tmp_path / "p.jsonl", Header.now("n1", [], [KIND])) as writer:
         writer.add(artifact(1), row())
