@@ -19,6 +19,7 @@ from dashboard import cleanup_rows
 from dashboard.from_a_node import texts
 from dashboard.models import ArtifactKind, Node
 from ops.artifacts import kinds
+from ops.artifacts.found import shown
 from ops.artifacts.kinds import CONDITIONS, KIND_NAME, METHODS, OWN_CONDITIONS, Kind
 from ops.artifacts.places import MADE_FOR_TEMPORARY_FILES, check_root_by_name
 from ops.jobs.errors import BadInput
@@ -27,6 +28,7 @@ TAKEN = frozenset({"new"})  # an address of our own pages
 OWN_MOST = 100  # kinds: every scan, and every plan, takes all of them along
 OWN_BYTES_MOST = 512 * 1024  # of all of them, as JSON: an order may have 2 MB
 LINES_MOST = 50  # folders, and patterns, of one kind
+TOLD_MOST = 5  # sentences about one node
 HOUR, DAY = 3600, 86400
 UNITS = {"hours": HOUR, "days": DAY}
 PLACE_WORDS = {
@@ -236,16 +238,20 @@ def node_line(places: Iterable[str]) -> str:
     return f"artifact_roots = [{', '.join(f'{chr(34)}{place}{chr(34)}' for place in quoted)}]"
 
 
-def found_by_scans(name: str) -> list[dict[str, Any]]:
-    """What the newest scan of each node found of a kind: {node, scan, count, size_bytes}; nodes whose scan did not know it are left out."""
+def found_by_scans(name: str, folders: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """What the newest scan of each node found of a kind: {node, scan, count, size_bytes, told}; nodes whose scan did not know it are left out.
+    `told`: why it did not look into one of `folders`, as sentences (ops/artifacts/places.py), the first few."""
+    begin = tuple(f"`{shown(folder)}`" for folder in folders)
     nodes = list(Node.objects.all())
     found = []
     for pk, scan in cleanup_rows.newest_scans(nodes).items():
         kind: Mapping[str, Any] | None = next((one for one in scan.summary.get("kinds") or [] if one.get("kind") == name), None)
         if kind is not None:
             totals = [kind.get(state) or {} for state in cleanup_rows.STATES]
+            told = [one for one in texts(scan.summary.get("problems"), cleanup_rows.PROBLEMS_MOST) if one.startswith(begin)]
             found.append({"node": next(node for node in nodes if node.pk == pk), "scan": scan, "count": sum(one.get("count") or 0 for one in totals),
-                          "size_bytes": sum(one.get("size_bytes") or 0 for one in totals)})
+                          "size_bytes": sum(one.get("size_bytes") or 0 for one in totals),
+                          "told": told[:TOLD_MOST]})
     return found
 
 

@@ -12,6 +12,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
 from dashboard import audit, kind_forms, permissions
+from dashboard.from_a_node import texts
 from dashboard.kind_forms import KindForm
 from dashboard.models import ArtifactKind, AuditEntry
 from dashboard.views import signed_in
@@ -85,8 +86,8 @@ def _page(request: HttpRequest, form: KindForm, stored: ArtifactKind | None) -> 
     context: dict[str, Any] = {"form": form, "stored": stored, "fields": fields, "wrong": [field for field in fields if field.problem],
                                "problems": [str(error) for error in form.non_field_errors()]}
     if stored is not None:
-        places = stored.record.get("places")
-        context |= {"line": kind_forms.node_line(places if isinstance(places, list) else []), "found": kind_forms.found_by_scans(stored.name),
+        places = texts(stored.record.get("places"), kind_forms.LINES_MOST)
+        context |= {"line": kind_forms.node_line(places), "found": kind_forms.found_by_scans(stored.name, places),
                     "title": stored.record.get("title") or stored.name,
                     "changes": list(AuditEntry.objects.filter(action__startswith="kind.", subject=stored.name).select_related("by")[:8])}
     return render(request, "settings/kind.html", context, status=400 if form.is_bound and form.errors else 200)

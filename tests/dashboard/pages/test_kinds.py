@@ -121,6 +121,15 @@ def test_removing_asks_first_and_says_what_the_last_scan_lists(visitor: Client, 
     assert ArtifactScan.objects.get().artifacts.filter(kind="bench-scratch").exists()
 
 
+def test_a_kind_says_which_nodes_may_not_look_into_its_folders(visitor: Client, story: Story) -> None:
+    record = {**cleanup_data.OWN_KIND, "places": ["/scratch/bench"]}
+    ArtifactKind.objects.create(name="bench-scratch", record=record)
+    refused = "`/scratch/bench` (named by the kind) was not looked into: `artifact_roots` in node.toml does not name it"
+    cleanup_data.scan_job(story, problems=[refused, "`/scratch/bench-2` was not looked into"])
+    page = html.unescape(re.sub(r"<[^>]*>", "", visitor.get("/settings/kinds/bench-scratch/").content.decode()))
+    assert "artifact_roots in node.toml does not name it" in page and "bench-2" not in page
+
+
 def test_only_admins_make_change_and_remove_kinds(member: Client) -> None:
     ArtifactKind.objects.create(name="bench-scratch", record=cleanup_data.OWN_KIND)
     for path in ("new/", "bench-scratch/", "bench-scratch/remove/"):

@@ -91,7 +91,7 @@ def test_sigterm_to_all_processes_during_the_start_ends_it(start: Start) -> None
     wait_for(lambda: "Model loading took" in server.log, "the model to be loaded")
     os.killpg(server.process.pid, signal.SIGTERM)
     assert exit_code(server) == 1
-    assert held(server) == [0] * 8
+    wait_for(lambda: held(server) == [0] * 8, "the workers to end")
 
 
 def test_a_stalled_start_says_nothing_and_stays(start: Start) -> None:
