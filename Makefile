@@ -3,8 +3,8 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 VENV ?= .venv
-# four on two cores: much of its time a test waits
-WORKERS ?= 4
+# three on two cores: some of its time a test waits; four are hardly quicker
+WORKERS ?= 3
 python = $(VENV)/bin/python
 up = $(python) manage.py up $(if $(PORT),--port $(PORT))
 # byte code is kept whatever the environment says: without, each worker and each process that a test starts compiles everything anew

@@ -166,6 +166,7 @@ def test_a_web_process_that_dies_costs_no_line(console: BrowserConsole, browser:
         console.start_web()
         wait(page, f"{LINES} === 29")
         wait(page, "document.querySelector('[data-live-state]').textContent.includes('Live')")
+        wait(page, f"{SHOWN}.at(-1) === 'line 29'")  # lines are drawn with the next frame, after they were counted
         shown = page.evaluate(SHOWN)
         assert shown == [f"line {n}" for n in range(30 - len(shown), 30)]
 
