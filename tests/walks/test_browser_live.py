@@ -131,7 +131,7 @@ def test_a_line_that_was_said_before_its_log_was_opened_is_not_lost_when_the_rec
         wait(page, "document.querySelector('[data-log]')?.dataset.logStep === 'verify'")
         node.log("checked\n", "verify")
         console.start_recorder()
-        wait(page, f"{LINES} === 2")
+        wait(page, f"{LINES} === 2 && {SHOWN}.length === 2")
         assert page.evaluate(SHOWN) == ["checking", "checked"]
         assert not said
 
@@ -149,7 +149,7 @@ def test_the_log_stays_where_it_is_read_while_the_page_around_it_changes(console
         wait(page, "document.body.textContent.includes('A finding that changes the panel')")
         page.wait_for_timeout(200)
         assert page.evaluate("document.querySelector('.log-view').scrollTop") == 1000
-        assert "line 52" in page.evaluate(SHOWN)
+        wait(page, f"{SHOWN}.includes('line 52')")
         assert not said
 
 
