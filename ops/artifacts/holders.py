@@ -74,7 +74,7 @@ class Holders:
 
     def seen(self, device: int, inode: int, path: str) -> list[int]:
         """The same as of the last look, however old."""
-        found, mapped = self._files.get((device, inode)), self._paths.get(path if "\n" not in path else _as_mapped(path))
+        found, mapped = self._files.get((device, inode)), self._paths.get(_as_mapped(path))
         if found is None and mapped is None:
             return []
         return sorted((found or set()) | (mapped or set()))

@@ -255,8 +255,7 @@ class _Purge:
 
     def _take(self, artifact: Artifact, tree: Tree | None, *, announced: bool) -> None:
         kind = self._kinds.get(artifact.kind)
-        entry = Entry(artifact.number, artifact.path, artifact.kind, artifact.size_bytes, artifact.files, artifact.mtime_ns, artifact.owner,
-                      kind.leftover if kind is not None else artifact.why, "kept", "", 0, 0, artifact.service)
+        entry = Entry.of(artifact, kind.leftover if kind is not None else artifact.why)
         self._now, reason = entry, ""
         try:
             if kind is None:

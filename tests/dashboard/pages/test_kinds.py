@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from django.test import Client
 
 from dashboard import cleanup_rows, dispatch, kind_forms
 from dashboard.models import ArtifactKind, ArtifactScan, AuditEntry, Node
-from ops.artifacts import kinds
+from ops.agent.config import NodeConfig
+from ops.artifacts import kinds, places
 from ops.artifacts.found import Choice
 from tests.dashboard.pages import cleanup_data
 from tests.dashboard.pages.factory import Story
@@ -121,13 +123,17 @@ def test_removing_asks_first_and_says_what_the_last_scan_lists(visitor: Client, 
     assert ArtifactScan.objects.get().artifacts.filter(kind="bench-scratch").exists()
 
 
-def test_a_kind_says_which_nodes_may_not_look_into_its_folders(visitor: Client, story: Story) -> None:
-    record = {**cleanup_data.OWN_KIND, "places": ["/scratch/bench"]}
+def test_a_kind_says_which_nodes_may_not_look_into_its_folders(visitor: Client, story: Story, tmp_path: Path) -> None:
+    """In the very words of a scan of a node whose owner did not allow it."""
+    folder = tmp_path / "bench"
+    folder.mkdir()
+    record = {**cleanup_data.OWN_KIND, "places": [str(folder)]}
     ArtifactKind.objects.create(name="bench-scratch", record=record)
-    refused = "`/scratch/bench` (named by the kind) was not looked into: `artifact_roots` in node.toml does not name it"
-    cleanup_data.scan_job(story, problems=[refused, "`/scratch/bench-2` was not looked into"])
+    node = NodeConfig(name="gpu01", artifact_roots=["/nonexistent"], model_roots=["/nonexistent"])
+    refused = places.of_node(node, None, [], kinds=kinds.own([record])).problems
+    cleanup_data.scan_job(story, problems=[*refused, f"`{folder}-2` was not looked into"])
     page = html.unescape(re.sub(r"<[^>]*>", "", visitor.get("/settings/kinds/bench-scratch/").content.decode()))
-    assert "artifact_roots in node.toml does not name it" in page and "bench-2" not in page
+    assert "was not looked into: This node does not allow to clean up in" in page and "bench-2" not in page
 
 
 def test_only_admins_make_change_and_remove_kinds(member: Client) -> None:
